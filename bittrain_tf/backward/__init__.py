@@ -1,0 +1,1 @@
+"""Backward primitives: the gradients the layers call, one file a family."""

@@ -1,0 +1,60 @@
+"""Booleans at one bit an element.
+
+All that a ReLU's or a dropout's backward pass needs, and the bitmap of the
+bitmap codec. Bit `i` of byte `b` is element `8 * b + i` in row-major order; the
+last byte is filled up with zeros.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import tensorflow as tf
+
+from bittrain_tf.codecs.base import shared_function
+
+# Eight 0/1 bytes read as one little-endian integer, times this constant, leave byte i's
+# value in bit i of the product's highest byte (no two partial products meet there).
+_GATHER_BITS = 0x0102040810204080
+
+_BITS_OF_BYTE = np.unpackbits(
+    np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little"
+).astype(bool)
+
+
+def pack(mask: tf.Tensor) -> tf.Tensor:
+    """Pack a boolean tensor of any shape, `ceil(size / 8)` bytes (uint8, rank 1)."""
+    return _pack(tf.reshape(mask, [-1]))
+
+
+def unpack(packed: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
+    """The first `size` booleans (rank 1) of a packed mask."""
+    return _unpack(packed, tf.cast(size, tf.int64))
+
+
+def pack_bits(flat: tf.Tensor) -> tf.Tensor:
+    """`pack` for a boolean tensor of rank 1, inlined into the graph at hand."""
+    size = tf.size(flat, out_type=tf.int64)
+    flat = tf.pad(flat, [[0, tf.math.floormod(-size, 8)]])
+    words = tf.bitcast(tf.reshape(tf.cast(flat, tf.uint8), [-1, 8]), tf.uint64)
+    words = words * tf.constant(_GATHER_BITS, tf.uint64)
+    return tf.cast(tf.bitwise.right_shift(words, tf.constant(56, tf.uint64)), tf.uint8)
+
+
+def unpack_bits(packed: tf.Tensor) -> tf.Tensor:
+    """All booleans of a packed mask, the filling included, inlined likewise."""
+    return tf.reshape(tf.gather(tf.constant(_BITS_OF_BYTE), tf.cast(packed, tf.int32)), [-1])
+
+
+@shared_function(tf.TensorSpec([None], tf.bool))
+def _pack(flat: tf.Tensor) -> tf.Tensor:
+    return pack_bits(flat)
+
+
+@shared_function(tf.TensorSpec([None], tf.uint8), tf.TensorSpec([], tf.int64))
+def _unpack(packed: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    return unpack_bits(packed)[:size]
+
+
+def nbytes(size: int) -> int:
+    """Bytes of a packed mask of `size` elements."""
+    return -(-size // 8)

@@ -1,0 +1,201 @@
+"""Activations: ReLU and its relatives, as layers and as the `activation=` of other layers.
+
+What stock Keras keeps for the gradient, and what is kept here:
+
+* rectifiers (ReLU, ReLU6, any `max_value` and `threshold`): the dense output;
+  here one bit an element, and the output can be kept by its readers as a bitmap.
+* LeakyReLU: the dense input; here one bit an element.
+* compositions (GELU, hard swish, PReLU, ...): several dense intermediates; here
+  the input only, from which the rest is computed again.
+* sigmoid, tanh, softmax, SiLU, ELU, ...: one dense tensor, often shared with the
+  next layer. Nothing lossless is smaller, so these stay stock.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+
+from bittrain_tf import recipes
+from bittrain_tf.backward.vjp import vjp
+from bittrain_tf.codecs import Codec
+from bittrain_tf.layers.registry import CompressedLayer, register_layer
+from bittrain_tf.private import recorded, recording
+
+Activation = Callable[[tf.Tensor], tf.Tensor]
+
+
+def activate(fn: Activation | None, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+    """`fn(x)`, keeping as little as its gradient needs.
+
+    Args:
+        fn: A Keras or TensorFlow activation function, or any other callable, which is
+            called as it is.
+        x: Floating-point tensor.
+        codec: How a sparse output is to be kept by its readers.
+    """
+    if fn is None:
+        return x
+    compressed = _COMPRESSED.get(fn) if recording() and x.dtype.is_floating else None
+    return fn(x) if compressed is None else compressed(fn, x, codec)
+
+
+def rectify(
+    fn: Activation, passes: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, codec: Codec
+) -> tf.Tensor:
+    """`fn(x)` for a function whose derivative is 1 where `passes(fn(x))`, else 0."""
+    if not recorded(x):
+        return recipes.attach(fn(x), recipes.Encoded(codec))
+    y = fn(tf.stop_gradient(x))
+    return _with_mask(fn, y, passes(y), x, codec)
+
+
+def _with_mask(
+    fn: Activation, y: tf.Tensor, passes: tf.Tensor, x: tf.Tensor, codec: Codec
+) -> tf.Tensor:
+    kept = recipes.keep_mask(passes)
+    (y,) = recipes.after([y], kept.parts)
+    y = recipes.with_gradient(y, [x], [kept], _masked)
+    if isinstance(recipes.of(x), recipes.Derived):
+        # What x is computed from is kept as it is: computing y from it too keeps nothing more.
+        return recipes.attach(y, recipes.Derived(fn, [x]))
+    return recipes.attach(y, recipes.Encoded(codec, support=kept.parts[0]))
+
+
+def _masked(dy: tf.Tensor, passes: tf.Tensor) -> tuple[tf.Tensor]:
+    # A product, not a selection, as in TensorFlow's ReluGrad: the same bits for -0.0 and NaN.
+    return (dy * tf.cast(passes, dy.dtype),)
+
+
+def _relu(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+    return rectify(fn, lambda y: y > 0, x, codec)
+
+
+def _relu6(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+    return rectify(fn, lambda y: (y > 0) & (y < 6), x, codec)
+
+
+def _hard_sigmoid(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+    # Keras's own definition, with a ReLU6 that keeps a mask instead of its output.
+    return _relu6(tf.nn.relu6, x + 3.0, codec) / 6.0
+
+
+def _sparse(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+    """For functions whose derivative is 0 or 1 at every point."""
+    if not recorded(x):
+        return recipes.attach(fn(x), recipes.Encoded(codec))
+    y = fn(tf.stop_gradient(x))
+    (derivative,) = vjp(fn, [tf.stop_gradient(x)], tf.ones_like(y))
+    return _with_mask(fn, y, tf.not_equal(derivative, 0), x, codec)
+
+
+def _leaky_relu(
+    fn: Activation, x: tf.Tensor, codec: Codec, negative_slope: float = 0.2
+) -> tf.Tensor:
+    if not recorded(x):
+        return fn(x)
+    kept = recipes.keep_mask(x > 0)
+    (y,) = recipes.after([fn(tf.stop_gradient(x))], kept.parts)
+    slope = negative_slope
+    return recipes.with_gradient(
+        y, [x], [kept], lambda dy, passes: (tf.where(passes, dy, dy * tf.cast(slope, dy.dtype)),)
+    )
+
+
+def _composed(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+    return recipes.keep_inputs(fn, x) if recorded(x) else fn(x)
+
+
+_COMPRESSED: dict[Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, Codec], tf.Tensor]] = {
+    keras.activations.relu: _relu,
+    keras.ops.relu: _relu,
+    tf.nn.relu: _relu,
+    keras.activations.relu6: _relu6,
+    keras.ops.relu6: _relu6,
+    tf.nn.relu6: _relu6,
+    keras.activations.leaky_relu: _leaky_relu,
+    keras.ops.leaky_relu: _leaky_relu,
+    tf.nn.leaky_relu: _leaky_relu,
+    keras.activations.hard_sigmoid: _hard_sigmoid,
+    keras.activations.hard_shrink: _sparse,
+    keras.activations.soft_shrink: _sparse,
+    keras.activations.hard_tanh: _sparse,
+    keras.activations.celu: _composed,
+    keras.activations.gelu: _composed,
+    tf.nn.gelu: _composed,
+    keras.activations.glu: _composed,
+    keras.activations.hard_silu: _composed,
+    keras.activations.log_sigmoid: _composed,
+    keras.activations.mish: _composed,
+    keras.activations.sparse_plus: _composed,
+    keras.activations.squareplus: _composed,
+    keras.activations.tanh_shrink: _composed,
+}
+
+
+@register_layer(keras.layers.Activation)
+class CompressedActivation(CompressedLayer):
+    """`Activation`: by its function."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        return activate(self.activation, inputs, self.codec)
+
+    @staticmethod
+    def skip_reason(layer: keras.layers.Layer) -> str | None:
+        if layer.activation in _COMPRESSED:
+            return None
+        name = getattr(layer.activation, "__name__", layer.activation)
+        return f"nothing smaller than what stock keeps would do for {name}"
+
+
+@register_layer(keras.layers.ReLU)
+class CompressedReLU(CompressedLayer):
+    """`ReLU`, with all its arguments."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        fn = functools.partial(
+            keras.activations.relu,
+            negative_slope=self.negative_slope,
+            max_value=self.max_value,
+            threshold=self.threshold,
+        )
+        if not recording() or not inputs.dtype.is_floating:
+            return fn(inputs)
+        plain = self.threshold == 0 and self.negative_slope == 0
+        if plain and self.max_value is None:
+            return _relu(fn, inputs, self.codec)
+        if plain and self.max_value == 6:
+            return _relu6(fn, inputs, self.codec)
+        if self.negative_slope == 0:
+            return _sparse(fn, inputs, self.codec)
+        if self.max_value is None and self.threshold == 0:
+            return _leaky_relu(fn, inputs, self.codec, self.negative_slope)
+        return _composed(fn, inputs, self.codec)
+
+
+@register_layer(keras.layers.LeakyReLU)
+class CompressedLeakyReLU(CompressedLayer):
+    """`LeakyReLU`: the sign of the input, one bit an element."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        slope = self.negative_slope
+        fn = functools.partial(keras.activations.leaky_relu, negative_slope=slope)
+        return _leaky_relu(fn, inputs, self.codec, slope) if recording() else fn(inputs)
+
+
+@register_layer(keras.layers.PReLU)
+class CompressedPReLU(CompressedLayer):
+    """`PReLU`: its input, once."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        alpha = tf.convert_to_tensor(self.alpha)
+        if not recorded(inputs, alpha):
+            return super().call(inputs)
+
+        def prelu(x: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
+            return keras.activations.relu(x) + -alpha * keras.activations.relu(-x)
+
+        return recipes.keep_inputs(prelu, inputs, alpha)

@@ -1,0 +1,61 @@
+"""Layers of several inputs: what they save is kept by the inputs' recipes.
+
+`Add`, `Average` and `Subtract` save nothing and stay stock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import keras
+import tensorflow as tf
+
+from bittrain_tf import recipes
+from bittrain_tf.layers.registry import CompressedLayer, register_layer
+from bittrain_tf.private import has_keras_mask, recorded, recording
+
+
+@register_layer(keras.layers.Multiply, keras.layers.Maximum, keras.layers.Minimum)
+class CompressedProduct(CompressedLayer):
+    """`Multiply`, `Maximum` and `Minimum`, whose gradients need their inputs."""
+
+    def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        merge = super().call
+        if (
+            any(recipes.of(x) is not None for x in inputs)
+            and recorded(*inputs)
+            and not has_keras_mask(*inputs)
+        ):
+            return recipes.keep_inputs(lambda *xs: merge(list(xs)), *inputs)
+        return merge(inputs)
+
+
+@register_layer(keras.layers.Concatenate)
+class CompressedConcatenate(CompressedLayer):
+    """`Concatenate`: its readers keep the pieces, each once however often it is used.
+
+    In a DenseNet every layer reads the concatenation of all before it; stock keeps
+    each of these, which is quadratic in the depth of a block.
+    """
+
+    def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        merge = super().call
+        y = merge(inputs)
+        if recording():
+            recipes.attach(y, _Concatenation(self.axis, inputs))
+        return y
+
+
+class _Concatenation(recipes.Derived):
+    """A concatenation; one of concatenations along the same axis is one of their pieces."""
+
+    def __init__(self, axis: int, pieces: Sequence[tf.Tensor]) -> None:
+        flat: list[tf.Tensor] = []
+        for piece in pieces:
+            recipe = recipes.of(piece)
+            if isinstance(recipe, _Concatenation) and recipe.axis == axis:
+                flat += recipe.sources
+            else:
+                flat.append(piece)
+        super().__init__(lambda *pieces: tf.concat(pieces, axis), flat)
+        self.axis = axis

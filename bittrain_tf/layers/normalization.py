@@ -1,0 +1,119 @@
+"""Normalization layers: the input, kept once, by its recipe."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import keras
+import tensorflow as tf
+from keras import ops
+
+from bittrain_tf import recipes
+from bittrain_tf.backward.normalization import batch_norm_gradient
+from bittrain_tf.layers.registry import CompressedLayer, register_layer
+from bittrain_tf.private import recorded
+
+
+@register_layer(keras.layers.BatchNormalization)
+class CompressedBatchNormalization(CompressedLayer):
+    """`BatchNormalization`: a backward pass of three tensors where stock takes nine."""
+
+    def call(
+        self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
+    ) -> tf.Tensor:
+        scale_and_offset = [
+            tf.convert_to_tensor(v) for v in (self.gamma, self.beta) if v is not None
+        ]
+        if mask is not None or not recorded(inputs, *scale_and_offset):
+            return super().call(inputs, training=training, mask=mask)
+        if training and self.trainable:
+            return self._normalize_by_batch(inputs, *scale_and_offset)
+        if self.gamma is not None and recorded(scale_and_offset[0]):
+            return recipes.consume(self._normalize_by_moving, inputs, *scale_and_offset)
+        return super().call(inputs, training=training)  # a linear map: nothing to keep
+
+    def _normalize_by_moving(self, x: tf.Tensor, *scale_and_offset: tf.Tensor) -> tf.Tensor:
+        x = ops.cast(x, _compute_dtype(x))
+        mean = tf.stop_gradient(ops.cast(self.moving_mean, x.dtype))
+        variance = tf.stop_gradient(ops.cast(self.moving_variance, x.dtype))
+        return self._transform(x, mean, variance, *scale_and_offset)
+
+    def _normalize_by_batch(self, inputs: tf.Tensor, *scale_and_offset: tf.Tensor) -> tf.Tensor:
+        kept = recipes.keep(inputs)
+        with tf.control_dependencies(kept.encoded):
+            x = ops.cast(tf.stop_gradient(inputs), _compute_dtype(inputs))
+        axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
+        mean, variance = ops.moments(x, axes=axes)
+        for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
+            moving.assign(ops.cast(moving, x.dtype) * self.momentum + batch * (1.0 - self.momentum))
+        constants = [tf.stop_gradient(t) for t in scale_and_offset]
+
+        def normalize(x: tf.Tensor) -> tf.Tensor:
+            x = ops.cast(x, _compute_dtype(x))
+            return self._transform(x, mean, variance, *constants)
+
+        y = recipes.with_gradient(
+            normalize(x),
+            [inputs, *scale_and_offset],
+            [kept],
+            self._gradient(mean, variance, *constants),
+        )
+        # The input is kept anyway, so readers of the output need keep nothing.
+        return recipes.attach(y, recipes.Derived(normalize, [inputs]))
+
+    def _gradient(
+        self, mean: tf.Tensor, variance: tf.Tensor, *constants: tf.Tensor
+    ) -> Callable[..., list[tf.Tensor]]:
+        scaled, centred, axis, epsilon = (
+            self.gamma is not None,
+            self.beta is not None,
+            self.axis,
+            self.epsilon,
+        )
+
+        def gradient(dy: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
+            gradients = batch_norm_gradient(
+                tf.cast(dy, mean.dtype),
+                tf.cast(x, mean.dtype),
+                mean,
+                variance,
+                tf.cast(constants[0], mean.dtype) if scaled else None,
+                axis,
+                epsilon,
+            )
+            wanted = [gradients[0], *gradients[1:2][:scaled], *gradients[2:][:centred]]
+            dtypes = [x.dtype, *(t.dtype for t in constants)]
+            return [tf.cast(g, dtype) for g, dtype in zip(wanted, dtypes, strict=True)]
+
+        return gradient
+
+    def _transform(
+        self,
+        x: tf.Tensor,
+        mean: tf.Tensor,
+        variance: tf.Tensor,
+        *scale_and_offset: tf.Tensor,
+    ) -> tf.Tensor:
+        weights = [ops.cast(t, x.dtype) for t in scale_and_offset]
+        y = ops.batch_normalization(
+            x=x,
+            mean=mean,
+            variance=variance,
+            axis=self.axis,
+            scale=weights.pop(0) if self.gamma is not None else None,
+            offset=weights.pop(0) if self.beta is not None else None,
+            epsilon=self.epsilon,
+        )
+        return ops.cast(y, self.compute_dtype)
+
+    @staticmethod
+    def skip_reason(layer: keras.layers.Layer) -> str | None:
+        if layer.synchronized:
+            return "synchronized across replicas, which only the stock layer does"
+        if getattr(layer, "renorm", False):
+            return "batch renormalization, which only the stock layer does"
+        return None
+
+
+def _compute_dtype(x: tf.Tensor) -> str:
+    return keras.backend.result_type(x.dtype, "float32")

@@ -1,0 +1,147 @@
+"""Which Keras layers have a compressed form, and how the form is put on.
+
+A compressed form is a mixin that overrides `call`. `compressed_class` mixes it
+with the Keras class into a subclass that keeps the Keras name and module, so that
+whatever is saved from a compressed model (configuration, weights, export) is that
+of a plain Keras model.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import TypeVar
+
+import keras
+
+from bittrain_tf.codecs import Codec, get_codec
+
+
+class CompressedLayer:
+    """Base of all compressed forms.
+
+    Attributes:
+        codec: The codec the layer's saved activations are kept in.
+        stock_class: The Keras class this is a form of.
+    """
+
+    codec: Codec
+    stock_class: type[keras.layers.Layer]
+
+    @property
+    def supports_jit(self) -> bool:
+        """False: the number of values kept depends on the data, which XLA cannot hold."""
+        return False
+
+    @supports_jit.setter
+    def supports_jit(self, value: bool) -> None:
+        pass  # Keras assigns it in every layer's constructor.
+
+    @staticmethod
+    def skip_reason(layer: keras.layers.Layer) -> str | None:
+        """Why this layer, by its options, stays stock; None if it does not."""
+        return None
+
+
+_Form = TypeVar("_Form", bound=type[CompressedLayer])
+_FORMS: dict[type[keras.layers.Layer], type[CompressedLayer]] = {}
+
+
+def register_layer(*stock_classes: type[keras.layers.Layer]) -> Callable[[_Form], _Form]:
+    """Class decorator: use the decorated mixin as the compressed form of `stock_classes`.
+
+    Raises:
+        TypeError: If a class is not a Keras layer, or the form not a `CompressedLayer`.
+    """
+    for stock in stock_classes:
+        if not (isinstance(stock, type) and issubclass(stock, keras.layers.Layer)):
+            raise TypeError(
+                f"register_layer expects Keras layer classes, got {stock!r}. "
+                "Use it as @register_layer(keras.layers.Conv2D)."
+            )
+
+    def register(form: _Form) -> _Form:
+        if not (isinstance(form, type) and issubclass(form, CompressedLayer)):
+            raise TypeError(
+                f"register_layer decorates subclasses of CompressedLayer, got {form!r}."
+            )
+        for stock in stock_classes:
+            _FORMS[stock] = form
+        return form
+
+    return register
+
+
+def registered_layers() -> dict[type[keras.layers.Layer], type[CompressedLayer]]:
+    """The registered forms by Keras class."""
+    return dict(_FORMS)
+
+
+def stock_class(layer: keras.layers.Layer) -> type[keras.layers.Layer]:
+    """The class of `layer` without compression."""
+    return layer.stock_class if isinstance(layer, CompressedLayer) else type(layer)
+
+
+@functools.cache
+def compressed_class(stock: type[keras.layers.Layer], codec: str) -> type[keras.layers.Layer]:
+    """The compressed subclass of a Keras class."""
+    return type(stock)(
+        stock.__name__,
+        (_form_of(stock), stock),
+        {
+            "__module__": stock.__module__,
+            "__qualname__": stock.__qualname__,
+            "__doc__": stock.__doc__,
+            "codec": get_codec(codec),
+            "stock_class": stock,
+        },
+    )
+
+
+def skip_reason(layer: keras.layers.Layer) -> str | None:
+    """Why `layer` cannot be put into compressed form; None if it can."""
+    stock = stock_class(layer)
+    form = _form_of(stock)
+    if form is not None:
+        return form.skip_reason(layer)
+    for base in stock.__mro__[1:]:
+        if base in _FORMS:
+            return f"a {base.__name__} with a `call` of its own"
+    return _KEEPS_NOTHING.get(stock, "no compressed form of this layer is registered")
+
+
+def _form_of(stock: type[keras.layers.Layer]) -> type[CompressedLayer] | None:
+    """The form of a class or, for a subclass that computes what its base does, of the base."""
+    for base in stock.__mro__:
+        if base in _FORMS:
+            unchanged = all(
+                getattr(stock, name, None) is getattr(base, name, None)
+                for name in ("call", "__call__", "convolution_op")
+            )
+            return _FORMS[base] if unchanged else None
+    return None
+
+
+_KEEPS_NOTHING: dict[type[keras.layers.Layer], str] = {
+    getattr(keras.layers, name): reason
+    for reason, names in {
+        "its gradient needs no activation": (
+            "ActivityRegularization",
+            "Add",
+            "Average",
+            "AveragePooling1D",
+            "AveragePooling2D",
+            "AveragePooling3D",
+            "GlobalAveragePooling1D",
+            "GlobalAveragePooling2D",
+            "GlobalAveragePooling3D",
+            "GaussianNoise",
+            "Identity",
+            "InputLayer",
+            "Rescaling",
+            "Subtract",
+        ),
+        "its gradient needs its dense output, which stock keeps once": ("ELU", "Softmax"),
+    }.items()
+    for name in names
+}

@@ -1,0 +1,260 @@
+"""Recipes: how a saved activation leaves in the forward pass and comes back in the backward pass.
+
+A layer whose output can be kept in less memory attaches a `Recipe` to the output
+tensor; the layers that must save that tensor for their gradient find it there
+and keep what the recipe says instead. Nothing is encoded before a consumer asks,
+so a tensor nobody saves costs nothing, and one that many save is encoded once.
+
+Two orderings make it work (TensorFlow runs an operation as soon as its inputs
+are there):
+
+* a consumer's forward computation waits for the encoding, so that the dense
+  tensor is not carried along until the encoder happens to run;
+* what is kept is rebuilt only after the upstream gradient has arrived. Without
+  that, decoding would follow encoding at once and nothing would be saved.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, NoReturn
+
+import tensorflow as tf
+
+from bittrain_tf.backward.vjp import vjp
+from bittrain_tf.codecs import Codec, mask
+
+_ATTRIBUTE = "_bittrain_recipe"
+
+
+class Kept(NamedTuple):
+    """What is kept of one tensor: `rebuild(*parts)` is that tensor again, bit for bit."""
+
+    parts: tuple[tf.Tensor, ...]
+    rebuild: Callable[..., tf.Tensor]
+
+    @property
+    def encoded(self) -> tuple[tf.Tensor, ...]:
+        """The parts that had to be made, for a forward computation to wait for."""
+        return () if self.rebuild is _itself else self.parts
+
+
+class Recipe:
+    """How to keep a tensor; rides on it (see `attach`)."""
+
+    _kept: Kept | None = None
+
+    def keep(self, x: tf.Tensor) -> Kept:
+        """What to keep of `x`, the tensor this recipe is attached to; decided once."""
+        if self._kept is None:
+            self._kept = self._keep(x)
+        return self._kept
+
+    def _keep(self, x: tf.Tensor) -> Kept:
+        raise NotImplementedError
+
+
+class Encoded(Recipe):
+    """Keep the tensor in a codec.
+
+    Args:
+        codec: The codec.
+        support: See `Codec.encode`.
+    """
+
+    def __init__(self, codec: Codec, support: tf.Tensor | None = None) -> None:
+        self._codec = codec
+        self._support = support
+
+    def _keep(self, x: tf.Tensor) -> Kept:
+        shape = x.shape if x.shape.is_fully_defined() else tf.shape(x, out_type=tf.int64)
+        static_shape, dtype, codec = x.shape, x.dtype, self._codec
+        with tf.name_scope(f"encode_{codec.name}"):
+            *parts, last = codec.encode(tf.stop_gradient(x), self._support)
+            parts = (*parts, _tie(last, x))
+
+        def rebuild(*parts: tf.Tensor) -> tf.Tensor:
+            with tf.name_scope(f"decode_{codec.name}"):
+                return tf.ensure_shape(codec.decode(parts, shape, dtype), static_shape)
+
+        return Kept(parts, rebuild)
+
+
+class Derived(Recipe):
+    """Keep what the tensor was computed from, `fn(*sources)`, and compute it again.
+
+    For views and copies: a reshape, a padding, a concatenation.
+    """
+
+    def __init__(self, fn: Callable[..., tf.Tensor], sources: Sequence[tf.Tensor]) -> None:
+        self.fn = fn
+        self.sources = tuple(sources)
+
+    def _keep(self, x: tf.Tensor) -> Kept:
+        kept = [keep(source) for source in self.sources]
+        fn = self.fn
+
+        def rebuild(*parts: tf.Tensor) -> tf.Tensor:
+            return fn(*_rebuild_each(kept, parts))
+
+        return Kept(tuple(part for k in kept for part in k.parts), rebuild)
+
+
+def attach(x: tf.Tensor, recipe: Recipe) -> tf.Tensor:
+    """Let `recipe` ride on `x`; returns `x`."""
+    setattr(x, _ATTRIBUTE, recipe)
+    return x
+
+
+def of(x: tf.Tensor) -> Recipe | None:
+    """The recipe riding on `x`, if it can be used where we are.
+
+    A tensor of an outer graph (seen from inside a `tf.while_loop`, say) has none:
+    it was captured, and the parts would belong to the wrong graph.
+    """
+    recipe = getattr(x, _ATTRIBUTE, None)
+    if recipe is None or tf.executing_eagerly():
+        return recipe
+    return recipe if x.graph is tf.compat.v1.get_default_graph() else None
+
+
+def keep(x: tf.Tensor) -> Kept:
+    """What to keep of `x`: by its recipe, or else the tensor itself."""
+    recipe = of(x)
+    return Kept((x,), _itself) if recipe is None else recipe.keep(x)
+
+
+def keep_mask(bits: tf.Tensor) -> Kept:
+    """Keep a boolean tensor at one bit an element."""
+    with tf.name_scope("encode_mask"):
+        packed = mask.pack(bits)
+    shape = bits.shape if bits.shape.is_fully_defined() else tf.shape(bits, out_type=tf.int64)
+    static_shape = bits.shape
+
+    def rebuild(packed: tf.Tensor) -> tf.Tensor:
+        with tf.name_scope("decode_mask"):
+            dims = tf.cast(shape, tf.int64)
+            bits = tf.reshape(mask.unpack(packed, tf.reduce_prod(dims)), dims)
+            return tf.ensure_shape(bits, static_shape)
+
+    return Kept((packed,), rebuild)
+
+
+def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
+    """`fn(*inputs)`, keeping of the inputs what their recipes say and nothing else.
+
+    The backward pass differentiates `fn` at the rebuilt inputs. In a graph the
+    part of `fn` its gradient does not need is never run again: for a convolution
+    exactly the stock gradient operations remain.
+
+    Args:
+        fn: A deterministic function of floating-point tensors, without variables.
+        *inputs: Its arguments.
+    """
+    kept = [keep(x) for x in inputs]
+    with tf.control_dependencies([part for k in kept for part in k.encoded]):
+        detached = [tf.stop_gradient(x) for x in inputs]
+    y = fn(*detached)
+    return with_gradient(y, inputs, kept, functools.partial(_differentiate, fn))
+
+
+def consume(fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+    """`fn(x, *weights)`, through `keep_inputs` if `x` rides a recipe, else as it is.
+
+    Without a recipe `x` is dense whatever we do, and TensorFlow's own gradient
+    keeps just that.
+    """
+    return fn(x, *weights) if of(x) is None else keep_inputs(fn, x, *weights)
+
+
+def with_gradient(
+    y: tf.Tensor,
+    inputs: Sequence[tf.Tensor],
+    kept: Sequence[Kept],
+    gradient: Callable[..., Sequence[tf.Tensor | None]],
+) -> tf.Tensor:
+    """`y`, with `gradient` as its gradient with respect to `inputs`.
+
+    Args:
+        y: A function of `inputs`, computed already; its own gradient is cut off.
+        inputs: The tensors to send gradients to.
+        kept: What the gradient needs.
+        gradient: `gradient(dy, *rebuilt)`, a tensor (or None) for each of `inputs`;
+            `rebuilt` are the tensors of `kept`.
+    """
+    dtype = y.dtype
+    scope = tf.get_current_name_scope()
+
+    @tf.custom_gradient
+    def bridge(y: tf.Tensor, *inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
+        def grad(dy: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
+            with tf.name_scope(f"backward/{scope}"):
+                dy, *rebuilt = _first_order(
+                    functools.partial(_rebuild_after, kept),
+                    tf.cast(dy, dtype),
+                    *(part for k in kept for part in k.parts),
+                )
+                return (None, *gradient(dy, *rebuilt))
+
+        return y, grad
+
+    return bridge(tf.stop_gradient(y), *inputs)
+
+
+def after(tensors: Sequence[tf.Tensor], first: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """`tensors`, available only once `first` have been computed."""
+    with tf.control_dependencies(list(first)):
+        return tf.identity_n(list(tensors))
+
+
+def _rebuild_after(kept: Sequence[Kept], dy: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
+    """`dy` and the tensors of `kept`, which are not rebuilt before `dy` is there."""
+    return [dy, *_rebuild_each(kept, after(parts, [dy]))]
+
+
+def _rebuild_each(kept: Sequence[Kept], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    rebuilt, start = [], 0
+    for k in kept:
+        end = start + len(k.parts)
+        rebuilt.append(k.rebuild(*parts[start:end]))
+        start = end
+    return rebuilt
+
+
+def _itself(x: tf.Tensor) -> tf.Tensor:
+    return x
+
+
+def _differentiate(
+    fn: Callable[..., tf.Tensor], dy: tf.Tensor, *inputs: tf.Tensor
+) -> list[tf.Tensor | None]:
+    return vjp(fn, inputs, dy)
+
+
+def _refuse_second_derivative(*_: Any) -> NoReturn:
+    raise NotImplementedError(
+        "A second derivative was asked for through a compressed layer, which has first "
+        "derivatives only. Call bittrain_tf.restore(model) before computing it, or leave the "
+        "layers concerned out with bittrain_tf.compress(model, filters=...)."
+    )
+
+
+def _first_order(fn: Callable[..., list[tf.Tensor]], *args: tf.Tensor) -> list[tf.Tensor]:
+    """`fn(*args)`, raising if it is differentiated: a silent zero would be a wrong gradient."""
+
+    @tf.custom_gradient
+    def guarded(*args: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., NoReturn]]:
+        return fn(*args), _refuse_second_derivative
+
+    return guarded(*args)
+
+
+def _tie(part: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
+    """`part`, known to every tape to depend on `x` (which encoding in integers hides)."""
+
+    @tf.custom_gradient
+    def tied(part: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., NoReturn]]:
+        return part, _refuse_second_derivative
+
+    return tied(part, x)
