@@ -16,8 +16,8 @@ are there):
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
@@ -41,9 +41,19 @@ class Kept(NamedTuple):
 
 
 class Recipe:
-    """How to keep a tensor; rides on it (see `attach`)."""
+    """How to keep a tensor; rides on it (see `attach`).
 
+    Attributes:
+        cost: Roughly how many passes over the tensor one rebuild takes.
+    """
+
+    cost: int
     _kept: Kept | None = None
+
+    @property
+    def free(self) -> bool:
+        """Whether keeping the tensor adds nothing to what is kept already."""
+        return self._kept is not None
 
     def keep(self, x: tf.Tensor) -> Kept:
         """What to keep of `x`, the tensor this recipe is attached to; decided once."""
@@ -62,6 +72,8 @@ class Encoded(Recipe):
         codec: The codec.
         support: See `Codec.encode`.
     """
+
+    cost = 4
 
     def __init__(self, codec: Codec, support: tf.Tensor | None = None) -> None:
         self._codec = codec
@@ -84,12 +96,33 @@ class Encoded(Recipe):
 class Derived(Recipe):
     """Keep what the tensor was computed from, `fn(*sources)`, and compute it again.
 
-    For views and copies: a reshape, a padding, a concatenation.
+    For views and copies (a reshape, a padding, a concatenation), and for cheap
+    functions of what is kept anyway (a batch normalization of its input).
+
+    Args:
+        fn: A deterministic function of the sources.
+        sources: Tensors.
+        sources_kept: Whether the sources are kept anyway; by default, whether their
+            recipes are free.
     """
 
-    def __init__(self, fn: Callable[..., tf.Tensor], sources: Sequence[tf.Tensor]) -> None:
+    def __init__(
+        self,
+        fn: Callable[..., tf.Tensor],
+        sources: Sequence[tf.Tensor],
+        *,
+        sources_kept: bool = False,
+    ) -> None:
         self.fn = fn
         self.sources = tuple(sources)
+        riding = [of(source) for source in self.sources]
+        self.cost = 1 + sum(recipe.cost for recipe in riding if recipe is not None)
+        self._sources_kept = sources_kept
+
+    @property
+    def free(self) -> bool:
+        """As in `Recipe`; also where the sources are kept anyway."""
+        return super().free or self._sources_kept or all(is_free(x) for x in self.sources)
 
     def _keep(self, x: tf.Tensor) -> Kept:
         kept = [keep(source) for source in self.sources]
@@ -110,13 +143,20 @@ def attach(x: tf.Tensor, recipe: Recipe) -> tf.Tensor:
 def of(x: tf.Tensor) -> Recipe | None:
     """The recipe riding on `x`, if it can be used where we are.
 
-    A tensor of an outer graph (seen from inside a `tf.while_loop`, say) has none:
-    it was captured, and the parts would belong to the wrong graph.
+    A tensor from outside the graph (seen from inside a `tf.while_loop`, say) has
+    none: it was captured, and the parts would belong elsewhere.
     """
     recipe = getattr(x, _ATTRIBUTE, None)
     if recipe is None or tf.executing_eagerly():
         return recipe
-    return recipe if x.graph is tf.compat.v1.get_default_graph() else None
+    inside = tf.is_symbolic_tensor(x) and x.graph is tf.compat.v1.get_default_graph()
+    return recipe if inside else None
+
+
+def is_free(x: tf.Tensor) -> bool:
+    """Whether `x` can be kept without adding to what is kept already."""
+    recipe = of(x)
+    return recipe is not None and recipe.free
 
 
 def keep(x: tf.Tensor) -> Kept:
@@ -156,7 +196,7 @@ def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
     with tf.control_dependencies([part for k in kept for part in k.encoded]):
         detached = [tf.stop_gradient(x) for x in inputs]
     y = fn(*detached)
-    return with_gradient(y, inputs, kept, functools.partial(_differentiate, fn))
+    return with_gradient(y, inputs, kept, partial(_differentiate, fn))
 
 
 def consume(fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
@@ -190,11 +230,13 @@ def with_gradient(
     def bridge(y: tf.Tensor, *inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         def grad(dy: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
             with tf.name_scope(f"backward/{scope}"):
-                dy, *rebuilt = _first_order(
-                    functools.partial(_rebuild_after, kept),
-                    tf.cast(dy, dtype),
-                    *(part for k in kept for part in k.parts),
-                )
+                # Densified: a gather's gradient arrives as tf.IndexedSlices.
+                dy = _first_order(tf.identity, tf.cast(tf.convert_to_tensor(dy), dtype))
+                parts = after([part for k in kept for part in k.parts], [dy])
+                # Guarded one by one: oneDNN's graph rewriting fuses a filter and a bias gradient
+                # that read one operation, even if they read different outputs of it.
+                guarded = [k._replace(rebuild=partial(_first_order, k.rebuild)) for k in kept]
+                rebuilt = _rebuild_each(guarded, parts)
                 return (None, *gradient(dy, *rebuilt))
 
         return y, grad
@@ -206,11 +248,6 @@ def after(tensors: Sequence[tf.Tensor], first: Sequence[tf.Tensor]) -> list[tf.T
     """`tensors`, available only once `first` have been computed."""
     with tf.control_dependencies(list(first)):
         return tf.identity_n(list(tensors))
-
-
-def _rebuild_after(kept: Sequence[Kept], dy: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
-    """`dy` and the tensors of `kept`, which are not rebuilt before `dy` is there."""
-    return [dy, *_rebuild_each(kept, after(parts, [dy]))]
 
 
 def _rebuild_each(kept: Sequence[Kept], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -240,11 +277,11 @@ def _refuse_second_derivative(*_: Any) -> NoReturn:
     )
 
 
-def _first_order(fn: Callable[..., list[tf.Tensor]], *args: tf.Tensor) -> list[tf.Tensor]:
+def _first_order(fn: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
     """`fn(*args)`, raising if it is differentiated: a silent zero would be a wrong gradient."""
 
     @tf.custom_gradient
-    def guarded(*args: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., NoReturn]]:
+    def guarded(*args: tf.Tensor) -> tuple[tf.Tensor, Callable[..., NoReturn]]:
         return fn(*args), _refuse_second_derivative
 
     return guarded(*args)

@@ -105,9 +105,8 @@ def compressed(model: keras.Model, **options: object) -> Iterator[keras.Model]:
         **options: See `compress`.
     """
     before = {layer: type(layer) for layer in flatten_layers(model)} if _is_model(model) else {}
-    compress(model, **options)
     try:
-        yield model
+        yield compress(model, **options)
     finally:
         _switch(model, before)
 
@@ -116,12 +115,14 @@ def _switch(model: keras.Model, classes: dict[keras.layers.Layer, type]) -> None
     changed = [layer for layer, cls in classes.items() if type(layer) is not cls]
     for layer in changed:
         # Past Keras's attribute tracking, which has nothing to track here.
-        object.__setattr__(layer, "__class__", classes[layer])
+        vars(object)["__class__"].__set__(layer, classes[layer])
     if not changed:
         return
-    for trained in (model, *(layer for layer in classes if isinstance(layer, keras.Model))):
-        _switch_jit(trained)
+    models = [model, *(layer for layer in classes if isinstance(layer, keras.Model))]
+    for trained in models:
         trained.train_function = None  # traced from the old classes; Keras builds it anew
+    for trained in models:
+        _switch_jit(trained)
 
 
 def _switch_jit(model: keras.Model) -> None:
@@ -132,13 +133,13 @@ def _switch_jit(model: keras.Model) -> None:
         if model in _jit_before:
             model.jit_compile = _jit_before.pop(model)
     elif model.jit_compile:
+        _jit_before[model] = True
+        model.jit_compile = False
         warnings.warn(
             f"Model {model.name!r} is compiled with jit_compile=True, which compressed layers "
             "do not support: it trains with jit_compile=False until bittrain_tf.restore(model).",
             stacklevel=4,
         )
-        _jit_before[model] = True
-        model.jit_compile = False
 
 
 def _choose(
@@ -147,7 +148,11 @@ def _choose(
     if filters is None:
         return layers
     if isinstance(filters, str):
-        chosen = [layer for layer in layers if re.search(filters, layer.name)]
+        try:
+            pattern = re.compile(filters)
+        except re.error as error:
+            raise ValueError(f"filters={filters!r} is no regular expression: {error}.") from error
+        chosen = [layer for layer in layers if pattern.search(layer.name)]
     elif callable(filters):
         chosen = [layer for layer in layers if filters(layer)]
     elif isinstance(filters, Sequence) and all(isinstance(name, str) for name in filters):
@@ -199,16 +204,14 @@ def _check_budgets(memory_budget: float | int | None, time_budget: float | None)
     if memory_budget is not None:
         is_share = isinstance(memory_budget, float) and 0 < memory_budget <= 1
         is_bytes = (
-            isinstance(memory_budget, int)
-            and not isinstance(memory_budget, bool)
-            and memory_budget > 0
+            _is_number(memory_budget) and isinstance(memory_budget, int) and memory_budget > 0
         )
         if not (is_share or is_bytes):
             raise ValueError(
                 "memory_budget must be a float in (0, 1], a share of what the stock model keeps, "
                 f"or a positive int, bytes; got {memory_budget!r}."
             )
-    if time_budget is not None and not time_budget >= 1:
+    if time_budget is not None and not (_is_number(time_budget) and time_budget >= 1):
         raise ValueError(
             "time_budget is the step time allowed as a ratio to the stock model's, 1 or more; "
             f"got {time_budget!r}."
@@ -218,3 +221,7 @@ def _check_budgets(memory_budget: float | int | None, time_budget: float | None)
             "Budgets need activations to be rebuilt by recomputation, which this version does "
             "not do; leave memory_budget and time_budget out to get the lossless bitmap."
         )
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)

@@ -7,7 +7,6 @@ request names.
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import pathlib
 import resource
@@ -16,86 +15,62 @@ import time
 from typing import Any
 
 import keras
-import numpy as np
 
 import bittrain_tf
+from bittrain_tf.analysis import rss
+from bittrain_tf.analysis.builder import build
 
-
-def build(request: dict[str, Any]) -> tuple[keras.Model, Any, Any]:
-    """The compiled model and two batches of data that a request asks for."""
-    keras.utils.set_random_seed(request["seed"])
-    name, batch_size = request["model"], request["batch_size"]
-    if ":" in name:
-        module, function = name.split(":")
-        model, x, y = getattr(importlib.import_module(module), function)()
-    else:
-        size = request["image_size"]
-        model = getattr(keras.applications, name)(
-            weights=None, input_shape=(size, size, 3), classes=10
-        )
-        model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
-        rng = np.random.default_rng(request["seed"])
-        x = rng.random((2 * batch_size, size, size, 3), dtype=np.float32)
-        y = rng.integers(0, 10, 2 * batch_size)
-    take = 2 * batch_size
-    return model, *(
-        keras.tree.map_structure(lambda a: _rows(np.asarray(a), take), d) for d in (x, y)
-    )
-
-
-def _rows(array: np.ndarray, count: int) -> np.ndarray:
-    """`count` rows, repeating the array as often as needed."""
-    return np.resize(array, (count, *array.shape[1:]))
-
-
-def train(model: keras.Model, x: Any, y: Any, batch_size: int) -> float:
-    """Two training steps; returns the mean loss."""
-    history = model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
-    return float(history.history["loss"][0])
-
-
-def status_kib(field: str) -> int:
-    """A memory figure of this process, in KiB (Linux)."""
-    for line in pathlib.Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(field + ":"):
-            return int(line.split()[1])
-    raise RuntimeError(f"/proc/self/status has no {field}")
+_STEPS = 2  # training steps a round
 
 
 def memory(request: dict[str, Any]) -> dict[str, Any]:
-    """Peak RSS during training steps, and RSS just before them."""
-    model, x, y = build(request)
+    """Peak RSS during training steps, and RSS just before them, in bytes."""
+    model, x, y = _build(request)
     if request["compress"] is not None:
         bittrain_tf.compress(model, **request["compress"])
-    losses = [train(model, x, y, request["batch_size"])]  # traces, and makes optimizer slots
+    losses = [_train(model, x, y, request["batch_size"])]  # traces, and makes optimizer slots
     gc.collect()
-    before = status_kib("VmRSS")
-    pathlib.Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
+    resident = rss.resident()
+    rss.reset_peak()
     for _ in range(request["rounds"]):
-        losses.append(train(model, x, y, request["batch_size"]))
-    return {"before": before * 1024, "peak": status_kib("VmHWM") * 1024, "losses": losses}
+        losses.append(_train(model, x, y, request["batch_size"]))
+    return {"resident": resident, "peak": rss.peak(), "final_loss": losses[-1]}
 
 
 def timing(request: dict[str, Any]) -> dict[str, Any]:
     """CPU and wall seconds a step of the stock and the compressed model, in turn."""
-    models = {}
-    for kind in ("stock", "compressed"):
-        models[kind] = build(request)
-        if kind == "compressed":
-            bittrain_tf.compress(models[kind][0], **request["compress"])
-        train(*models[kind], request["batch_size"])
+    models = {kind: _build(request) for kind in ("stock", "compressed")}
+    bittrain_tf.compress(models["compressed"][0], **request["compress"])
+    for model, x, y in models.values():
+        _train(model, x, y, request["batch_size"])
     rounds = []
     for _ in range(request["rounds"]):
         figures = {}
         for kind, (model, x, y) in models.items():
             cpu, wall = _cpu_seconds(), time.perf_counter()
-            train(model, x, y, request["batch_size"])
+            _train(model, x, y, request["batch_size"])
             figures[kind] = {
-                "cpu": (_cpu_seconds() - cpu) / 2,
-                "wall": (time.perf_counter() - wall) / 2,
+                "cpu": (_cpu_seconds() - cpu) / _STEPS,
+                "wall": (time.perf_counter() - wall) / _STEPS,
             }
         rounds.append(figures)
     return {"rounds": rounds}
+
+
+def _build(request: dict[str, Any]) -> tuple[keras.Model, Any, Any]:
+    return build(
+        request["model"],
+        batch_size=request["batch_size"],
+        image_size=request["image_size"],
+        seed=request["seed"],
+        batches=_STEPS,
+    )
+
+
+def _train(model: keras.Model, x: Any, y: Any, batch_size: int) -> float:
+    """One round of training; returns the mean loss."""
+    history = model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
+    return float(history.history["loss"][0])
 
 
 def _cpu_seconds() -> float:

@@ -59,8 +59,8 @@ def _with_mask(
     kept = recipes.keep_mask(passes)
     (y,) = recipes.after([y], kept.parts)
     y = recipes.with_gradient(y, [x], [kept], _masked)
-    if isinstance(recipes.of(x), recipes.Derived):
-        # What x is computed from is kept as it is: computing y from it too keeps nothing more.
+    if recipes.is_free(x):
+        # The input can be had again from what is kept anyway, so the output can, too.
         return recipes.attach(y, recipes.Derived(fn, [x]))
     return recipes.attach(y, recipes.Encoded(codec, support=kept.parts[0]))
 

@@ -7,6 +7,8 @@ the rebuilt input.
 
 from __future__ import annotations
 
+import math
+
 import keras
 import tensorflow as tf
 from keras import ops
@@ -15,6 +17,8 @@ from bittrain_tf import recipes
 from bittrain_tf.layers.activation import activate
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded
+
+_CHEAP_FAN_IN = 64
 
 
 class _Convolution(CompressedLayer):
@@ -25,6 +29,10 @@ class _Convolution(CompressedLayer):
 
     def _convolve(self, x: tf.Tensor, *kernels: tf.Tensor) -> tf.Tensor:
         raise NotImplementedError
+
+    def _is_cheap(self, *kernels: tf.Tensor) -> bool:
+        """Whether convolving again takes less time than decoding the result would."""
+        return False
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         kernels = self._kernels()
@@ -45,16 +53,31 @@ class _Convolution(CompressedLayer):
                 )
             return y
 
+        weights = [*kernels, *biases]
         # Only a kernel's gradient needs the input; a frozen layer keeps nothing.
-        if recorded(*kernels):
-            y = recipes.consume(convolve_and_add, inputs, *kernels, *biases)
+        if not (self.trains_kernel() and recorded(*kernels)):
+            y = convolve_and_add(inputs, *weights)
+        elif recipes.of(inputs) is not None:
+            y = recipes.keep_inputs(convolve_and_add, inputs, *weights)
         else:
-            y = convolve_and_add(inputs, *kernels, *biases)
+            y = convolve_and_add(inputs, *weights)
+            if self._is_cheap(*kernels):
+                # The input is kept for the kernel's gradient, so the output need not be.
+                recipe = recipes.Derived(convolve_and_add, [inputs, *weights], sources_kept=True)
+                recipes.attach(y, recipe)
         return activate(self.activation, y, self.codec)
 
 
+class _DirectConvolution(_Convolution):
+    """Those with a kernel `[*window, input channels / groups, filters]`."""
+
+    def _is_cheap(self, kernel: tf.Tensor) -> bool:
+        # Multiplications for each output element: 27 for 3x3 over an image's three channels.
+        return self.groups == 1 and math.prod(kernel.shape[:-1]) <= _CHEAP_FAN_IN
+
+
 @register_layer(keras.layers.Conv2D, keras.layers.Conv3D)
-class CompressedConvolution(_Convolution):
+class CompressedConvolution(_DirectConvolution):
     """`Conv2D` and `Conv3D`."""
 
     def _convolve(self, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -62,7 +85,7 @@ class CompressedConvolution(_Convolution):
 
 
 @register_layer(keras.layers.Conv1D)
-class CompressedConvolution1D(_Convolution):
+class CompressedConvolution1D(_DirectConvolution):
     """`Conv1D`, which alone has causal padding."""
 
     def _convolve(self, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
@@ -141,7 +164,7 @@ class CompressedSeparableConvolution(_Convolution):
                 data_format=self.data_format,
             )
 
-        if recorded(depthwise_kernel):
+        if self.trains_kernel() and recorded(depthwise_kernel):
             between = recipes.consume(depthwise, inputs, depthwise_kernel)
         else:
             between = depthwise(inputs, depthwise_kernel)

@@ -23,7 +23,7 @@ class _Product(CompressedLayer):
     def call(self, inputs: tf.Tensor, training: bool | None = None) -> tf.Tensor:
         kernel = tf.convert_to_tensor(self.kernel)
         # Only the kernel's gradient needs the input; a frozen layer keeps nothing.
-        if recorded(kernel):
+        if self.trains_kernel() and recorded(kernel):
             y = recipes.consume(self._product(), inputs, kernel)
         else:
             y = self._product()(inputs, kernel)

@@ -29,7 +29,7 @@ class CompressedDropout(CompressedLayer):
         if not recorded(inputs):
             return recipes.attach(y, recipes.Encoded(self.codec))
         kept = recipes.keep_mask(passes)
-        scale = tf.cast(1.0 / (1.0 - self.rate), inputs.dtype)
+        scale = tf.constant(1.0 / (1.0 - self.rate), inputs.dtype)
         (y,) = recipes.after([tf.stop_gradient(y)], kept.parts)
         y = recipes.with_gradient(
             y, [inputs], [kept], lambda dy, passes: (tf.where(passes, dy * scale, 0),)

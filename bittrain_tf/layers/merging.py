@@ -1,6 +1,7 @@
 """Layers of several inputs: what they save is kept by the inputs' recipes.
 
-`Add`, `Average` and `Subtract` save nothing and stay stock.
+`Average` and `Subtract` save nothing and stay stock. So does `Add`, but its output
+is what the next layer reads.
 """
 
 from __future__ import annotations
@@ -30,6 +31,29 @@ class CompressedProduct(CompressedLayer):
         return merge(inputs)
 
 
+# Passes over a tensor to add it up again, beyond which keeping it is the better bargain:
+# encoding and decoding it as a bitmap takes about ten.
+_MOST_PASSES = 8
+
+
+@register_layer(keras.layers.Add)
+class CompressedAdd(CompressedLayer):
+    """`Add`: its readers keep nothing where its terms can be had from what is kept anyway.
+
+    In a residual network they are a batch normalization's output and the block's
+    input. Each block adds to the work of rebuilding the next, hence the limit.
+    """
+
+    def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
+        merge = super().call
+        y = merge(inputs)
+        if recording() and all(recipes.is_free(x) for x in inputs):
+            recipe = recipes.Derived(lambda *xs: merge(list(xs)), inputs)
+            if recipe.cost <= _MOST_PASSES:
+                recipes.attach(y, recipe)
+        return y
+
+
 @register_layer(keras.layers.Concatenate)
 class CompressedConcatenate(CompressedLayer):
     """`Concatenate`: its readers keep the pieces, each once however often it is used.
@@ -42,7 +66,9 @@ class CompressedConcatenate(CompressedLayer):
         merge = super().call
         y = merge(inputs)
         if recording():
-            recipes.attach(y, _Concatenation(self.axis, inputs))
+            # Integer inputs are converted; the others are themselves, recipes and all.
+            pieces = [tf.cast(x, y.dtype) for x in inputs]
+            recipes.attach(y, _Concatenation(self.axis, pieces))
         return y
 
 

@@ -11,7 +11,7 @@ from keras import ops
 from bittrain_tf import recipes
 from bittrain_tf.backward.normalization import batch_norm_gradient
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
-from bittrain_tf.private import recorded
+from bittrain_tf.private import recorded, recording
 
 
 @register_layer(keras.layers.BatchNormalization)
@@ -21,14 +21,16 @@ class CompressedBatchNormalization(CompressedLayer):
     def call(
         self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
     ) -> tf.Tensor:
+        if mask is not None or not recording():
+            return super().call(inputs, training=training, mask=mask)
         scale_and_offset = [
             tf.convert_to_tensor(v) for v in (self.gamma, self.beta) if v is not None
         ]
-        if mask is not None or not recorded(inputs, *scale_and_offset):
-            return super().call(inputs, training=training, mask=mask)
+        if not recorded(inputs, *scale_and_offset):
+            return super().call(inputs, training=training)
         if training and self.trainable:
             return self._normalize_by_batch(inputs, *scale_and_offset)
-        if self.gamma is not None and recorded(scale_and_offset[0]):
+        if self.gamma is not None and self.gamma.trainable and recorded(scale_and_offset[0]):
             return recipes.consume(self._normalize_by_moving, inputs, *scale_and_offset)
         return super().call(inputs, training=training)  # a linear map: nothing to keep
 
@@ -46,23 +48,23 @@ class CompressedBatchNormalization(CompressedLayer):
         mean, variance = ops.moments(x, axes=axes)
         for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(ops.cast(moving, x.dtype) * self.momentum + batch * (1.0 - self.momentum))
-        constants = [tf.stop_gradient(t) for t in scale_and_offset]
+        arguments = [inputs, *scale_and_offset]
 
-        def normalize(x: tf.Tensor) -> tf.Tensor:
+        def normalize(x: tf.Tensor, *scale_and_offset: tf.Tensor) -> tf.Tensor:
             x = ops.cast(x, _compute_dtype(x))
-            return self._transform(x, mean, variance, *constants)
+            return self._transform(x, mean, variance, *scale_and_offset)
 
         y = recipes.with_gradient(
-            normalize(x),
-            [inputs, *scale_and_offset],
+            normalize(x, *scale_and_offset),
+            arguments,
             [kept],
-            self._gradient(mean, variance, *constants),
+            self._gradient(mean, variance, *scale_and_offset),
         )
         # The input is kept anyway, so readers of the output need keep nothing.
-        return recipes.attach(y, recipes.Derived(normalize, [inputs]))
+        return recipes.attach(y, recipes.Derived(normalize, arguments, sources_kept=True))
 
     def _gradient(
-        self, mean: tf.Tensor, variance: tf.Tensor, *constants: tf.Tensor
+        self, mean: tf.Tensor, variance: tf.Tensor, *scale_and_offset: tf.Tensor
     ) -> Callable[..., list[tf.Tensor]]:
         scaled, centred, axis, epsilon = (
             self.gamma is not None,
@@ -77,12 +79,12 @@ class CompressedBatchNormalization(CompressedLayer):
                 tf.cast(x, mean.dtype),
                 mean,
                 variance,
-                tf.cast(constants[0], mean.dtype) if scaled else None,
+                tf.cast(scale_and_offset[0], mean.dtype) if scaled else None,
                 axis,
                 epsilon,
             )
             wanted = [gradients[0], *gradients[1:2][:scaled], *gradients[2:][:centred]]
-            dtypes = [x.dtype, *(t.dtype for t in constants)]
+            dtypes = [x.dtype, *(t.dtype for t in scale_and_offset)]
             return [tf.cast(g, dtype) for g, dtype in zip(wanted, dtypes, strict=True)]
 
         return gradient

@@ -35,10 +35,23 @@ class CompressedLayer:
 
     @supports_jit.setter
     def supports_jit(self, value: bool) -> None:
-        pass  # Keras assigns it in every layer's constructor.
+        vars(self)["supports_jit"] = value  # what `restore` brings back
+
+    def trains_kernel(self) -> bool:
+        """Whether a weight other than the bias is trained: its gradient needs the input.
+
+        Tapes do not know: to TensorFlow a frozen Keras weight is still trainable.
+        """
+        return any(v is not self.bias for v in self.trainable_variables)
 
     @staticmethod
-    def skip_reason(layer: keras.layers.Layer) -> str | None:
+    def _public_module(stock: type[keras.layers.Layer]) -> str:
+    """The module Keras writes into files for its own classes, which outlives `keras.src`."""
+    exported = getattr(keras.layers, stock.__name__, None) is stock
+    return "keras.layers" if exported else stock.__module__
+
+
+def skip_reason(layer: keras.layers.Layer) -> str | None:
         """Why this layer, by its options, stays stock; None if it does not."""
         return None
 
@@ -89,7 +102,7 @@ def compressed_class(stock: type[keras.layers.Layer], codec: str) -> type[keras.
         stock.__name__,
         (_form_of(stock), stock),
         {
-            "__module__": stock.__module__,
+            "__module__": _public_module(stock),
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
             "codec": get_codec(codec),
@@ -127,7 +140,6 @@ _KEEPS_NOTHING: dict[type[keras.layers.Layer], str] = {
     for reason, names in {
         "its gradient needs no activation": (
             "ActivityRegularization",
-            "Add",
             "Average",
             "AveragePooling1D",
             "AveragePooling2D",

@@ -1,0 +1,254 @@
+"""`analyze`: what a training step keeps for its backward pass, read from the traced step.
+
+A table of layers would say what should be kept. The graph says what is: it holds
+for any layer, compressed or not, and one forgotten reader of a dense tensor shows.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from bittrain_tf.analysis.graph import StepGraph, key
+from bittrain_tf.analysis.kept import DENSE, INPUT, SMALL, Analysis, Holder, KeptTensor
+from bittrain_tf.analysis.scopes import LayerScopes, codec_of
+from bittrain_tf.rewrite import _check_model as check_model
+
+Loss = Callable[[Any, Any], tf.Tensor]
+
+_SMALL_BYTES = 1024
+_STATISTIC_BYTES = 16384  # a float32 for each of 4096 channels
+_BITS = {1: tf.int8, 2: tf.int16, 4: tf.int32, 8: tf.int64}
+
+
+def analyze(model: keras.Model, x: Any, y: Any = None, *, loss: Loss | None = None) -> Analysis:
+    """What one training step of `model` keeps for its backward pass.
+
+    The forward pass is run once to measure sizes and densities. Weights, moving
+    statistics, random seeds and metrics stay what they are.
+
+    Args:
+        model: A built Keras model, compressed or not, compiled or not.
+        x: One batch of inputs, as `model` takes them.
+        y: The targets of the batch.
+        loss: `loss(y, outputs)`. By default the loss the model was compiled with if `y`
+            is given, else the mean of the squares of the outputs.
+
+    Returns:
+        The tensors kept, by size; see `Analysis`.
+
+    Raises:
+        TypeError: If `model` is no Keras model, or `x` a data set instead of a batch.
+        ValueError: If the model is not built, or the batch does not fit it.
+    """
+    check_model(model)
+    x, y = _batch("x", x), _batch("y", y)
+    _check_batch(model, x, y)
+    audit: list[_Found] = []
+
+    @tf.function(autograph=False)
+    def step(x: Any, y: Any) -> tf.Tensor:
+        audit[:] = _trace(model, x, y, loss)  # traced twice if that creates variables
+        # Only this is returned, so of the step only the forward pass is run.
+        return tf.stack([found.counts for found in audit]) if audit else tf.zeros([0, 2], tf.int64)
+
+    counts = step.get_concrete_function(x, y)(x, y).numpy()
+    rows = [
+        found.row(int(size), int(nonzero))
+        for found, (size, nonzero) in zip(audit, counts, strict=True)
+        if size
+    ]
+    return Analysis(model.name, tuple(sorted(rows, key=lambda row: -row.bytes)))
+
+
+class _Found:
+    """A kept tensor whose size is still to be measured.
+
+    Args:
+        tensor: The tensor.
+        dtype: Its dtype; for a list of tensors, that of the elements.
+        layer: The layer that made it.
+        is_input: Whether it is a part of the batch.
+        holders: Who keeps it.
+    """
+
+    def __init__(
+        self,
+        tensor: tf.Tensor,
+        dtype: tf.DType,
+        layer: str,
+        is_input: bool,
+        holders: tuple[Holder, ...],
+    ) -> None:
+        self._name, self._dtype = tensor.name, dtype
+        self._layer, self._is_input, self._holders = layer, is_input, holders
+        if tensor.dtype == tf.variant:
+            tensor = _stacked(tensor, dtype)
+        self._shape = tensor.shape
+        self.counts = _counts(tensor)
+
+    def row(self, size: int, nonzero: int) -> KeptTensor:
+        """The finished row, for `size` elements of which `nonzero` are not zero."""
+        shape = _complete(self._shape, size)
+        return KeptTensor(
+            layer=self._layer,
+            tensor=self._name,
+            shape=shape,
+            dtype=self._dtype.name,
+            bytes=size * self._dtype.size,
+            density=nonzero / size if nonzero >= 0 else None,
+            kind=self._kind(size * self._dtype.size, shape),
+            holders=self._holders,
+        )
+
+    def _kind(self, nbytes: int, shape: tuple[int | None, ...]) -> str:
+        if self._is_input:
+            return INPUT
+        part = codec_of(self._name)
+        if part is not None:
+            # What a decoder makes is dense; it is kept only if the decoder does not wait.
+            return part[1] if part[0] == "encode" else DENSE
+        # A mean or variance has one dimension, or others of length 1, and no batch.
+        is_statistic = self._shape.is_fully_defined() and sum(d != 1 for d in shape) <= 1
+        if nbytes < _SMALL_BYTES or (is_statistic and nbytes < _STATISTIC_BYTES):
+            return SMALL
+        return DENSE
+
+
+def _trace(model: keras.Model, x: Any, y: Any, loss: Loss | None) -> list[_Found]:
+    """Trace a step into the graph at hand; the tensors its backward pass keeps."""
+    scopes = LayerScopes()
+    # Updates of moving statistics, seeds and metrics end in the scope instead of the model.
+    with keras.StatelessScope(), tf.GradientTape() as tape:
+        with scopes.recording(model):
+            outputs = model(x, training=True)
+        with scopes.loss():
+            value = _loss(model, x, y, outputs, loss)
+    with tf.name_scope("gradient_of_loss"):
+        seed = tf.identity(tf.ones_like(value))
+    sources = [v.value for v in model.trainable_variables]
+    gradients = tape.gradient(value, sources, output_gradients=seed)
+    data = tf.nest.flatten((x, y))
+    data = [t for t in data if t is not None]
+    graph = StepGraph(
+        tf.compat.v1.get_default_graph(),
+        data,
+        seed,
+        tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True),
+    )
+    inputs = {key(t) for t in data}
+    found = []
+    for tensor, operations in graph.kept():
+        dtype = graph.list_element_dtype(tensor) if tensor.dtype == tf.variant else tensor.dtype
+        if dtype is None or not dtype.size:
+            continue  # text, and handles of things that are no activations
+        holders = (Holder(scopes.layer_of(op.name), _operation_text(op)) for op in operations)
+        found.append(
+            _Found(
+                tensor,
+                dtype,
+                scopes.layer_of(tensor.op.name),
+                key(tensor) in inputs,
+                tuple(dict.fromkeys(holders)),
+            )
+        )
+    return found
+
+
+def _loss(model: keras.Model, x: Any, y: Any, outputs: Any, loss: Loss | None) -> tf.Tensor:
+    if loss is not None:
+        return tf.convert_to_tensor(loss(y, outputs))
+    if y is not None and model.compiled:
+        return model.compute_loss(x=x, y=y, y_pred=outputs)
+    squares = [
+        tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in keras.tree.flatten(outputs)
+    ]
+    return tf.add_n(squares)
+
+
+def _operation_text(op: tf.Operation) -> str:
+    part = codec_of(op.name)
+    return "_".join(part) if part else op.type
+
+
+def _stacked(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """The elements of a tensor list, as one tensor."""
+    shape = tf.raw_ops.TensorListElementShape(input_handle=handle, shape_type=tf.int32)
+    return tf.raw_ops.TensorListStack(input_handle=handle, element_shape=shape, element_dtype=dtype)
+
+
+def _counts(tensor: tf.Tensor) -> tf.Tensor:
+    """Elements of a tensor and how many are not zero (-1: not known), int64 of shape [2]."""
+    if tensor.dtype == tf.bool:
+        nonzero = tf.math.count_nonzero(tensor)
+    elif tensor.dtype.size in _BITS:
+        # As bits: TensorFlow takes subnormals and -0.0 for zero.
+        nonzero = tf.math.count_nonzero(tf.bitcast(tensor, _BITS[tensor.dtype.size]))
+    else:
+        nonzero = tf.constant(-1, tf.int64)
+    return tf.stack([tf.size(tensor, out_type=tf.int64), nonzero])
+
+
+def _complete(shape: tf.TensorShape, size: int) -> tuple[int | None, ...]:
+    """A static shape, with its one unknown length worked out from the number of elements."""
+    if shape.rank is None:
+        return (size,)
+    dims = shape.as_list()
+    known = math.prod(d for d in dims if d is not None)
+    if dims.count(None) == 1 and known:
+        dims = [size // known if d is None else d for d in dims]
+    return tuple(dims)
+
+
+def _batch(name: str, value: Any) -> Any:
+    """The arrays of a batch as tensors, floats in Keras's default dtype as `fit` makes them."""
+    if isinstance(value, tf.data.Dataset | keras.utils.PyDataset):
+        raise TypeError(
+            f"{name} must be one batch, got a {type(value).__name__}. Take a batch from it, "
+            "for example: x, y = next(iter(dataset))."
+        )
+
+    def convert(array: Any) -> tf.Tensor:
+        tensor = tf.convert_to_tensor(np.asarray(array) if hasattr(array, "__array__") else array)
+        return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
+
+    return None if value is None else keras.tree.map_structure(convert, value)
+
+
+def _check_batch(model: keras.Model, x: Any, y: Any) -> None:
+    tensors = keras.tree.flatten(x)
+    # A subclassed model has no inputs known in advance, and a dict is matched by name.
+    expected = None if isinstance(x, dict) else getattr(model, "inputs", None)
+    if expected:
+        if len(tensors) != len(expected):
+            raise ValueError(
+                f"x does not fit model {model.name!r}: {len(expected)} inputs expected, got "
+                f"{len(tensors)}. Pass a list with an array for each input."
+            )
+        for tensor, spec in zip(tensors, expected, strict=True):
+            _check_input(model.name, tensor, spec)
+    rows = {t.shape[0] for t in [*tensors, *keras.tree.flatten(y)] if t is not None and t.shape}
+    if len(rows) > 1:
+        raise ValueError(
+            f"x and y hold different numbers of samples: {sorted(rows)}. Pass one batch, "
+            "the same samples in every array."
+        )
+
+
+def _check_input(model_name: str, tensor: tf.Tensor, spec: keras.KerasTensor) -> None:
+    given, wanted = tuple(tensor.shape), tuple(spec.shape)
+    fits = len(given) == len(wanted) and all(
+        w is None or g == w for g, w in zip(given, wanted, strict=True)
+    )
+    # Keras adds or drops a last dimension of 1.
+    may_adapt = abs(len(given) - len(wanted)) == 1 and (given + wanted)[-1] in (1, None)
+    if not fits and not may_adapt:
+        raise ValueError(
+            f"x does not fit model {model_name!r}: input {spec.name!r} expects shape {wanted} "
+            f"(None: any), got {given}. Pass a whole batch, samples along the first axis."
+        )

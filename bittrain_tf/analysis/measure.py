@@ -1,0 +1,289 @@
+"""`measure`: memory and time of training, stock against compressed, in child processes.
+
+Computed sizes are not what a process takes, so memory is the operating system's
+figure: peak RSS during training steps, above RSS before them. Every memory figure
+has a process of its own, because an allocator that has grown once stays grown.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from bittrain_tf.analysis import rss
+from bittrain_tf.analysis.builder import check_name
+from bittrain_tf.analysis.text import size_text, table, to_text
+from bittrain_tf.codecs import get_codec
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+_MEMORY_ENVIRONMENT = {
+    # Two allocators keep what TensorFlow frees for themselves, and what was freed once would
+    # count as used ever after: glibc's, which raises the size from which it returns memory at
+    # once (fixing it stops that), and oneDNN's pool (the system's allocator instead). Both
+    # make steps slower, so time is measured without.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+}
+_STDERR_LINES = 20
+STAGES = 3  # child processes of one measurement
+
+
+@dataclasses.dataclass(frozen=True)
+class Figures:
+    """What training takes of one kind of model.
+
+    Attributes:
+        resident: RSS before the steps, with model and optimizer, in bytes.
+        peak: Peak RSS during the steps, in bytes.
+        cpu: CPU seconds a step, all cores together, median of the rounds.
+        wall: Wall seconds a step, median of the rounds.
+        final_loss: Mean loss of the last round.
+    """
+
+    resident: int
+    peak: int
+    cpu: float
+    wall: float
+    final_loss: float
+
+    @property
+    def above_resident(self) -> int:
+        """Bytes that training steps take above the resident model."""
+        return self.peak - self.resident
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """Training of one model, stock against compressed.
+
+    Attributes:
+        model: The model, as it was named.
+        batch_size: Samples in a batch.
+        image_size: Height and width of the images; of no effect on models from functions.
+        rounds: Rounds measured, of two steps each.
+        codec: The codec of the compressed model.
+        stock: What the stock model takes.
+        compressed: What the compressed model takes.
+        cpu_ratio: CPU time, compressed to stock: median of the ratios of the rounds, in
+            each of which both are measured.
+        wall_ratio: Wall time, likewise.
+    """
+
+    model: str
+    batch_size: int
+    image_size: int
+    rounds: int
+    codec: str
+    stock: Figures
+    compressed: Figures
+    cpu_ratio: float
+    wall_ratio: float
+
+    @property
+    def peak_ratio(self) -> float:
+        """Peak above the resident model, compressed to stock; NaN if stock shows none."""
+        return _ratio(self.compressed.above_resident, self.stock.above_resident)
+
+    @property
+    def rss_ratio(self) -> float:
+        """Peak RSS as a whole, compressed to stock."""
+        return _ratio(self.compressed.peak, self.stock.peak)
+
+    @property
+    def losses_equal(self) -> bool:
+        """Whether both have the same final loss, to the last bit."""
+        return self.stock.final_loss == self.compressed.final_loss
+
+    def render(self) -> str:
+        """The figures, as text."""
+        return to_text(self)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, in types that JSON has (a ratio that does not exist is None)."""
+        kinds = {
+            kind: {**dataclasses.asdict(figures), "above_resident": figures.above_resident}
+            for kind, figures in (("stock", self.stock), ("compressed", self.compressed))
+        }
+        ratios = {
+            "peak_ratio": self.peak_ratio,
+            "rss_ratio": self.rss_ratio,
+            "cpu_ratio": self.cpu_ratio,
+            "wall_ratio": self.wall_ratio,
+        }
+        return {
+            **dataclasses.asdict(self),
+            **kinds,
+            **{name: None if math.isnan(value) else value for name, value in ratios.items()},
+            "losses_equal": self.losses_equal,
+        }
+
+    def __rich__(self) -> Table:
+        """What rich prints."""
+        return measurements_table([self])
+
+
+def measurements_table(measurements: Sequence[Measurement]) -> Table:
+    """A line for each measurement; ratios are compressed to stock."""
+    columns = ["stock", "compressed", "ratio", "CPU ratio", "wall ratio", "peak RSS ratio"]
+    return table(
+        "Peak above the resident model, and ratios of compressed to stock",
+        ["model", "batch", *columns, "final losses"],
+        (
+            (
+                m.model,
+                str(m.batch_size),
+                size_text(m.stock.above_resident),
+                size_text(m.compressed.above_resident),
+                f"{m.peak_ratio:.2f}",
+                f"{m.cpu_ratio:.2f}",
+                f"{m.wall_ratio:.2f}",
+                f"{m.rss_ratio:.2f}",
+                "equal"
+                if m.losses_equal
+                else f"{m.stock.final_loss:.7g} / {m.compressed.final_loss:.7g}",
+            )
+            for m in measurements
+        ),
+        numeric=["batch", *columns],
+    )
+
+
+def measure(
+    model: str,
+    *,
+    batch_size: int = 32,
+    image_size: int = 96,
+    rounds: int = 3,
+    codec: str = "bitmap",
+    filters: str | Sequence[str] | None = None,
+    seed: int = 0,
+    timeout: float = 1800.0,
+    progress: Callable[[str], None] | None = None,
+) -> Measurement:
+    """Measure training of a model, stock against compressed, in three child processes.
+
+    Args:
+        model: `"package.module:function"`, a function returning `(compiled model, x, y)`
+            that the child processes can import; or the name of a model of
+            `keras.applications`, trained on random images.
+        batch_size: Samples in a batch.
+        image_size: Height and width of the images, for `keras.applications`.
+        rounds: Rounds to measure, of two training steps each.
+        codec: See `compress`.
+        filters: See `compress`; a regular expression or a list of names.
+        seed: Seed of weights and data.
+        timeout: Seconds a child process may take.
+        progress: Called with a line of text as each of the three starts.
+
+    Returns:
+        The figures of both and their ratios; see `Measurement`.
+
+    Raises:
+        TypeError: If `filters` is a function, which a child process cannot be given.
+        ValueError: If there is no such model or codec, or a number is out of range.
+        RuntimeError: If memory cannot be measured here, or a child process fails; with
+            the end of what that wrote.
+        TimeoutError: If a child process takes too long.
+    """
+    check_name(model)
+    get_codec(codec)
+    for name, value in (("batch_size", batch_size), ("image_size", image_size), ("rounds", rounds)):
+        if not isinstance(value, int) or value < 1:
+            raise ValueError(f"{name} must be an int of 1 or more, got {value!r}.")
+    if callable(filters):
+        raise TypeError(
+            "filters must be a regular expression or a list of layer names here: a function "
+            "cannot be handed to a child process."
+        )
+    rss.check_supported()
+    plain = filters if filters is None or isinstance(filters, str) else list(filters)
+    options = {"codec": codec, "filters": plain}
+    request = {
+        "model": model,
+        "batch_size": batch_size,
+        "image_size": image_size,
+        "rounds": rounds,
+        "seed": seed,
+    }
+
+    def run(what: str, task: str, compress: dict[str, Any] | None) -> dict[str, Any]:
+        if progress is not None:
+            progress(f"{model}: {what}")
+        return _run_child({**request, "task": task, "compress": compress}, timeout)
+
+    memory = {
+        "stock": run("memory, stock", "memory", None),
+        "compressed": run("memory, compressed", "memory", options),
+    }
+    in_rounds = run("time, both in turn", "timing", options)["rounds"]
+    figures = {
+        kind: Figures(
+            **memory[kind],
+            **{
+                clock: statistics.median(figures[kind][clock] for figures in in_rounds)
+                for clock in ("cpu", "wall")
+            },
+        )
+        for kind in ("stock", "compressed")
+    }
+    ratios = {
+        f"{clock}_ratio": statistics.median(
+            _ratio(figures["compressed"][clock], figures["stock"][clock]) for figures in in_rounds
+        )
+        for clock in ("cpu", "wall")
+    }
+    return Measurement(model, batch_size, image_size, rounds, codec, **figures, **ratios)
+
+
+def _run_child(request: dict[str, Any], timeout: float) -> dict[str, Any]:
+    environment = {
+        **os.environ,
+        # What can be imported here can be imported there.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    for name, value in _MEMORY_ENVIRONMENT.items():
+        environment.pop(name, None)
+        if request["task"] == "memory":
+            environment[name] = value
+    with tempfile.TemporaryDirectory(prefix="bittrain-") as folder:
+        request_file = pathlib.Path(folder, "request.json")
+        result_file = pathlib.Path(folder, "result.json")
+        request_file.write_text(json.dumps({**request, "result": str(result_file)}))
+        what = f"The child process measuring {request['task']} of {request['model']}"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "bittrain_tf.analysis.child", str(request_file)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(
+                f"{what} took longer than {timeout:g} s; allow more with timeout=, or use a "
+                "smaller batch_size, image_size or rounds."
+            ) from None
+        if done.returncode or not result_file.exists():
+            tail = "\n".join(done.stderr.splitlines()[-_STDERR_LINES:])
+            killed = " (killed, likely for want of memory)" if done.returncode == -9 else ""
+            raise RuntimeError(f"{what} failed with exit code {done.returncode}{killed}:\n{tail}")
+        return json.loads(result_file.read_text())
+
+
+def _ratio(compressed: float, stock: float) -> float:
+    return compressed / stock if stock > 0 else math.nan

@@ -1,0 +1,82 @@
+"""Bar charts. Needs the `plots` extra; matplotlib is imported only when one is drawn."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+from collections.abc import Mapping, Sequence
+
+
+def save_bars(
+    path: str | os.PathLike[str],
+    title: str,
+    unit: str,
+    labels: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    stacked: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Draw horizontal bars, the first label on top, and save them.
+
+    Args:
+        path: The file to write; its ending says the format (`.png`, `.svg`, `.pdf`).
+        title: Title of the chart.
+        unit: What the horizontal axis counts.
+        labels: A label for each group of bars.
+        series: For each name in the legend, a value for each label.
+        stacked: One bar a label, the series end to end, instead of a bar for each.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        FileExistsError: If the file exists and `overwrite` is False.
+        ValueError: If the ending is of no known format.
+    """
+    check_path(path, overwrite=overwrite)
+    # Not pyplot, whose global state and choice of a window system belong to the caller.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    bars_per_label = 1 if stacked else len(series)
+    height = 0.8 / bars_per_label
+    figure = Figure(figsize=(9, 1.5 + 0.3 * len(labels) * bars_per_label), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    ends = [0.0] * len(labels)
+    for i, (name, values) in enumerate(series.items()):
+        shift = 0.0 if stacked else (i - (bars_per_label - 1) / 2) * height
+        axes.barh([y + shift for y in range(len(labels))], values, height, left=ends, label=name)
+        if stacked:
+            ends = [end + value for end, value in zip(ends, values, strict=True)]
+    axes.set_yticks(range(len(labels)), labels)
+    axes.invert_yaxis()
+    axes.set_xlabel(unit)
+    axes.set_title(title)
+    figure.legend(loc="outside lower center", ncols=len(series))
+    figure.savefig(path)
+
+
+def check_path(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Raise now what `save_bars` would raise for `path` after the work is done.
+
+    Raises:
+        ImportError: If matplotlib is not installed.
+        FileExistsError: If the file exists and `overwrite` is False.
+        ValueError: If the ending is of no known format.
+    """
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+    except ImportError:
+        raise ImportError(
+            "Plots need matplotlib, which is not installed. Install it with: "
+            "pip install bittrain-tf[plots]"
+        ) from None
+    known = sorted(FigureCanvasAgg.get_supported_filetypes())
+    ending = pathlib.Path(path).suffix.lstrip(".").lower()
+    if ending not in known:
+        raise ValueError(f"Cannot tell the format of {os.fspath(path)!r}; end it with {known}.")
+    if pathlib.Path(path).exists() and not overwrite:
+        raise FileExistsError(
+            f"{os.fspath(path)} exists already; choose another name or pass overwrite=True."
+        )

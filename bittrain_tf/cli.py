@@ -1,0 +1,307 @@
+"""The `bittrain` command: a thin layer over the package's functions.
+
+Exit status: 0, or 1 if a check failed, or 2 if the command cannot be carried out.
+Results go to stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import rich.console
+import rich.progress
+
+import bittrain_tf
+from bittrain_tf.analysis import Analysis, Measurement, doctor, plots
+from bittrain_tf.analysis.builder import build, check_name
+from bittrain_tf.analysis.kept import rows_table, totals_table
+from bittrain_tf.analysis.measure import STAGES, measurements_table
+from bittrain_tf.analysis.text import WIDTH, table
+
+_OK, _FAILED, _UNUSABLE = 0, 1, 2
+_ROWS_SHOWN = 12
+_EXPECTED_ERRORS = (
+    FileExistsError,
+    ImportError,
+    NotImplementedError,
+    RuntimeError,
+    TimeoutError,
+    TypeError,
+    ValueError,
+)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The command line without the program's name; that of the process by
+            default.
+
+    Returns:
+        The exit status.
+    """
+    options = _parser().parse_args(arguments)
+    errors = rich.console.Console(stderr=True)
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # to find the user's package.module, as python -m does
+    try:
+        return options.run(options, errors)
+    except _EXPECTED_ERRORS as error:
+        errors.print(f"bittrain: {error}", style="red", markup=False, highlight=False)
+        return _UNUSABLE
+    except KeyboardInterrupt:
+        errors.print("bittrain: interrupted")
+        return 130
+
+
+def _analyze(options: argparse.Namespace, errors: rich.console.Console) -> int:
+    """Before and after, side by side; fails if anything sparse is kept dense after."""
+    check_name(options.model)
+    _check_plot(options)
+    with _progress(errors, 3) as say:
+        say(f"Building {options.model}")
+        model, x, y = build(
+            options.model,
+            batch_size=options.batch_size,
+            image_size=options.image_size,
+            seed=options.seed,
+            batches=1,
+        )
+        say("Tracing a step of the stock model")
+        stock = bittrain_tf.analyze(model, x, y)
+        bittrain_tf.compress(model, codec=options.codec, filters=options.filters)
+        say("Tracing a step of the compressed model")
+        compressed = bittrain_tf.analyze(model, x, y)
+    left = compressed.sparse_dense()
+    if options.json:
+        _print_json(
+            {
+                "stock": stock.to_dict(),
+                "compressed": compressed.to_dict(),
+                "sparse_dense": [row.tensor for row in left],
+            }
+        )
+    else:
+        _print_analyses(stock, compressed)
+    if options.plot:
+        _plot_analyses(options, stock, compressed)
+    return _verdict(
+        errors, [f"kept dense though sparse: {row.tensor} ({row.layer})" for row in left]
+    )
+
+
+def _bench(options: argparse.Namespace, errors: rich.console.Console) -> int:
+    """Memory and time of each model; fails if a ratio is over its limit."""
+    for name in options.models:
+        check_name(name)
+    _check_plot(options)
+    with _progress(errors, STAGES * len(options.models)) as say:
+        measured = [
+            bittrain_tf.measure(
+                name,
+                batch_size=options.batch_size,
+                image_size=options.image_size,
+                rounds=options.rounds,
+                codec=options.codec,
+                filters=options.filters,
+                seed=options.seed,
+                timeout=options.timeout,
+                progress=say,
+            )
+            for name in options.models
+        ]
+    if options.json:
+        _print_json([m.to_dict() for m in measured])
+    else:
+        _stdout().print(measurements_table(measured))
+    if options.plot:
+        plots.save_bars(
+            options.plot,
+            "Peak memory of training above the resident model",
+            "MB",
+            [m.model for m in measured],
+            {
+                "stock": [m.stock.above_resident / 1e6 for m in measured],
+                "compressed": [m.compressed.above_resident / 1e6 for m in measured],
+            },
+            overwrite=options.overwrite,
+        )
+    return _verdict(errors, _over_limits(options, measured))
+
+
+def _doctor(options: argparse.Namespace, errors: rich.console.Console) -> int:
+    """What is installed and whether it works; fails if something is broken."""
+    with _progress(errors, 1) as say:
+        say("Checking the installation")
+        found = doctor.checks()
+    if options.json:
+        _print_json([{"name": c.name, "ok": c.ok, "detail": c.detail} for c in found])
+    else:
+        rows = [(c.name, "ok" if c.ok else "BROKEN", c.detail) for c in found]
+        title = f"bittrain-tf {bittrain_tf.__version__}"
+        _stdout().print(table(title, ["check", "", "found"], rows))
+    return _verdict(errors, [f"{c.name}: {c.detail}" for c in found if not c.ok])
+
+
+def _print_analyses(stock: Analysis, compressed: Analysis) -> None:
+    out = _stdout()
+    out.print(totals_table({"stock": stock, "compressed": compressed}))
+    out.print(rows_table("Largest, stock", stock.rows[:_ROWS_SHOWN]))
+    out.print(rows_table("Largest, compressed", compressed.rows[:_ROWS_SHOWN]))
+    left = compressed.sparse_dense()
+    if left:
+        out.print(rows_table("Kept dense though sparse, compressed", left))
+
+
+def _plot_analyses(options: argparse.Namespace, stock: Analysis, compressed: Analysis) -> None:
+    kinds = list(dict.fromkeys([*stock.totals, *compressed.totals]))
+    plots.save_bars(
+        options.plot,
+        f"Kept for the backward pass of {options.model}",
+        "MB",
+        ["stock", "compressed"],
+        {kind: [a.totals.get(kind, 0) / 1e6 for a in (stock, compressed)] for kind in kinds},
+        stacked=True,
+        overwrite=options.overwrite,
+    )
+
+
+def _over_limits(options: argparse.Namespace, measured: Sequence[Measurement]) -> list[str]:
+    limits = {"peak_ratio": options.max_peak_ratio, "cpu_ratio": options.max_cpu_ratio}
+    return [
+        f"{m.model}: {name.replace('_', ' ')} {getattr(m, name):.3f} is over the limit of {limit:g}"
+        for m in measured
+        for name, limit in limits.items()
+        # Not `>`: a ratio that does not exist (NaN) passes no check.
+        if limit is not None and not getattr(m, name) <= limit
+    ]
+
+
+def _verdict(errors: rich.console.Console, failures: Sequence[str]) -> int:
+    for failure in failures:
+        errors.print(f"FAILED {failure}", style="red", markup=False, highlight=False)
+    return _FAILED if failures else _OK
+
+
+def _check_plot(options: argparse.Namespace) -> None:
+    """Refuse before the work what would be refused after it."""
+    if options.plot:
+        plots.check_path(options.plot, overwrite=options.overwrite)
+
+
+def _print_json(value: Any) -> None:
+    json.dump(value, sys.stdout, indent=2)
+    sys.stdout.write("\n")
+
+
+def _stdout() -> rich.console.Console:
+    out = rich.console.Console()
+    return out if out.is_terminal else rich.console.Console(width=WIDTH)
+
+
+@contextmanager
+def _progress(errors: rich.console.Console, stages: int) -> Iterator[Callable[[str], None]]:
+    """A function to call as each of `stages` begins: a progress bar, or lines if no terminal."""
+    if not errors.is_terminal:
+        yield lambda text: errors.print(text, markup=False, highlight=False)
+        return
+    columns = [
+        rich.progress.SpinnerColumn(),
+        rich.progress.TextColumn("{task.description}", markup=False),
+        rich.progress.BarColumn(),
+        rich.progress.TimeElapsedColumn(),
+    ]
+    with rich.progress.Progress(*columns, console=errors, transient=True) as progress:
+        task = progress.add_task("", total=stages)
+        begun = False
+
+        def begin(text: str) -> None:
+            nonlocal begun
+            progress.update(task, description=text, advance=int(begun))
+            begun = True
+
+        yield begin
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="bittrain", description="Train Keras models in less memory, with the same gradients."
+    )
+    parser.add_argument("--version", action="version", version=bittrain_tf.__version__)
+    verbs = parser.add_subparsers(metavar="COMMAND", required=True)
+
+    analyze = verbs.add_parser(
+        "analyze", help="what a training step keeps for its backward pass, before and after"
+    )
+    analyze.add_argument("model", help=_MODEL_HELP)
+    analyze.set_defaults(run=_analyze)
+    _add_common(analyze, batch_size=8, image_size=64)
+
+    bench = verbs.add_parser("bench", help="memory and time of training, in child processes")
+    bench.add_argument("models", nargs="+", metavar="model", help=_MODEL_HELP)
+    bench.add_argument("--rounds", type=_positive, default=3, help="rounds (%(default)s)")
+    bench.add_argument(
+        "--timeout",
+        type=float,
+        default=1800.0,
+        metavar="SECONDS",
+        help="for each child process (%(default)s)",
+    )
+    bench.add_argument(
+        "--max-peak-ratio",
+        type=float,
+        metavar="RATIO",
+        help="fail if the peak above the resident model is more than this of stock's",
+    )
+    bench.add_argument(
+        "--max-cpu-ratio",
+        type=float,
+        metavar="RATIO",
+        help="fail if a step takes more than this of stock's CPU time",
+    )
+    bench.set_defaults(run=_bench)
+    _add_common(bench, batch_size=32, image_size=96)
+
+    check = verbs.add_parser("doctor", help="whether everything needed is there and works")
+    check.add_argument("--json", action="store_true", help="print JSON")
+    check.set_defaults(run=_doctor)
+    return parser
+
+
+_MODEL_HELP = (
+    "a model of keras.applications, or package.module:function, a function that returns "
+    "(compiled model, x, y)"
+)
+
+
+def _add_common(parser: argparse.ArgumentParser, *, batch_size: int, image_size: int) -> None:
+    parser.add_argument(
+        "--batch-size", type=_positive, default=batch_size, help="samples (%(default)s)"
+    )
+    parser.add_argument(
+        "--image-size",
+        type=_positive,
+        default=image_size,
+        help="height and width, for keras.applications (%(default)s)",
+    )
+    parser.add_argument("--codec", default="bitmap", help="codec (%(default)s)")
+    parser.add_argument(
+        "--filters", metavar="REGEX", help="compress only layers whose name this is found in"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--plot", metavar="FILE.png", help="save a chart")
+    parser.add_argument("--overwrite", action="store_true", help="replace the chart if it exists")
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return int(text)

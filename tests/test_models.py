@@ -1,0 +1,88 @@
+"""Whole models train compressed as they do stock: same losses, same weights."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import small_models as small
+
+import bittrain_tf as bt
+
+STEPS = 20
+EPSILON = float(np.finfo(np.float32).eps)
+
+# Batch normalization has a backward pass of its own, and a GELU whose intermediates nobody
+# keeps is fused with the product before it by TensorFlow's graph optimizer. Everything else
+# runs the stock operations on the same bits.
+ROUNDED = {"resnet", "mobilenet_v2", "densenet", "transformer"}
+
+
+def trained(build, codec, steps=STEPS):
+    """Losses and model after training from one seed; `codec` None for stock."""
+    task = small.seeded(build).compile()
+    if codec is not None:
+        bt.compress(task.model, codec=codec)
+    return small.train(task.model, task.x, task.y, steps), task.model
+
+
+def assert_close(stock, other, steps):
+    """Equal but for the rounding of float32.
+
+    A step rounds each weight (an epsilon of it) and adds the rounding of its gradient, some
+    ten epsilons for sums of a few hundred terms, times rate / (1 - momentum) = 0.1: together
+    at most two epsilons of the largest weight, which bounds what the next step inherits.
+    """
+    losses, model = stock
+    other_losses, other_model = other
+    tolerance = 2 * steps * EPSILON
+    np.testing.assert_allclose(other_losses, losses, rtol=0, atol=tolerance * max(losses))
+    scale = max(np.abs(w).max() for w in model.get_weights())
+    for mine, theirs in zip(other_model.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=tolerance * scale)
+
+
+@pytest.mark.parametrize("name", small.MODELS)
+def test_trains_as_stock(name):
+    build = small.MODELS[name]
+    stock, bitmap, dense = (trained(build, codec) for codec in (None, "bitmap", "dense"))
+    assert stock[0][-1] < stock[0][0]  # it does train
+    assert dense[0] == bitmap[0]
+    assert small.weights(dense[1]) == small.weights(bitmap[1])
+    if name in ROUNDED:
+        assert_close(stock, bitmap, STEPS)
+    else:
+        assert bitmap[0] == stock[0]
+        assert small.weights(bitmap[1]) == small.weights(stock[1])
+
+
+def test_random_layers_draw_once_a_step():
+    """bert4keras#521, guided-diffusion#167: recomputed dropout that drew another mask."""
+    steps = 50
+
+    def generators(model):
+        layers = [layer for layer in model.layers if hasattr(layer, "seed_generator")]
+        return [layer.seed_generator.state.numpy() for layer in layers]
+
+    before = generators(small.seeded(small.noisy).model)
+    stock, bitmap = (trained(small.noisy, codec, steps) for codec in (None, "bitmap"))
+    # assert_close compares the moving statistics too.
+    assert_close(stock, bitmap, steps)
+    assert len(before) == 3
+    for first, theirs, ours in zip(
+        before, generators(stock[1]), generators(bitmap[1]), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+        np.testing.assert_array_equal(ours - first, [0, steps])
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+def test_moving_statistics_advance_once_a_step(run_eagerly):
+    task = small.seeded(small.noisy)
+    task.model.compile(keras.optimizers.SGD(0.0), task.loss, run_eagerly=run_eagerly)
+    bt.compress(task.model)
+    small.train(task.model, task.x, task.y, 2)
+    convolution, normalization = task.model.layers[:2]
+    mean = np.mean(convolution(task.x), (0, 1, 2))
+    expected = mean * (1 - normalization.momentum**2)
+    np.testing.assert_allclose(normalization.moving_mean, expected, rtol=1e-5, atol=1e-7)
