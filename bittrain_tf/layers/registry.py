@@ -45,13 +45,7 @@ class CompressedLayer:
         return any(v is not self.bias for v in self.trainable_variables)
 
     @staticmethod
-    def _public_module(stock: type[keras.layers.Layer]) -> str:
-    """The module Keras writes into files for its own classes, which outlives `keras.src`."""
-    exported = getattr(keras.layers, stock.__name__, None) is stock
-    return "keras.layers" if exported else stock.__module__
-
-
-def skip_reason(layer: keras.layers.Layer) -> str | None:
+    def skip_reason(layer: keras.layers.Layer) -> str | None:
         """Why this layer, by its options, stays stock; None if it does not."""
         return None
 
@@ -109,6 +103,12 @@ def compressed_class(stock: type[keras.layers.Layer], codec: str) -> type[keras.
             "stock_class": stock,
         },
     )
+
+
+def _public_module(stock: type[keras.layers.Layer]) -> str:
+    """The module Keras writes into files for its own classes, the public one, which lasts."""
+    exported = getattr(keras.layers, stock.__name__, None) is stock
+    return "keras.layers" if exported else stock.__module__
 
 
 def skip_reason(layer: keras.layers.Layer) -> str | None:
