@@ -58,7 +58,7 @@ def compress(
             nothing or an argument is out of range.
         NotImplementedError: If a budget is given.
     """
-    _check_model(model)
+    check_model(model)
     get_codec(codec)
     _check_budgets(memory_budget, time_budget)
     layers = flatten_layers(model)
@@ -115,7 +115,7 @@ def _switch(model: keras.Model, classes: dict[keras.layers.Layer, type]) -> None
     changed = [layer for layer, cls in classes.items() if type(layer) is not cls]
     for layer in changed:
         # Past Keras's attribute tracking, which has nothing to track here.
-        vars(object)["__class__"].__set__(layer, classes[layer])
+        object.__setattr__(layer, "__class__", classes[layer])
     if not changed:
         return
     models = [model, *(layer for layer in classes if isinstance(layer, keras.Model))]
@@ -191,7 +191,7 @@ def _check_is_model(model: object) -> None:
         )
 
 
-def _check_model(model: object) -> None:
+def check_model(model: object) -> None:
     _check_is_model(model)
     if not model.built:
         raise ValueError(

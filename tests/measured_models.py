@@ -23,8 +23,8 @@ def small():
 
 def wide():
     """Activations that are large next to the model, all behind ReLUs."""
-    sizes = [layers.Dense(1024, activation="relu", name=f"dense_{i}") for i in range(6)]
-    model = keras.Sequential([keras.Input((1024,)), *sizes, layers.Dense(1)])
+    hidden = [layers.Dense(1024, activation="relu", name=f"hidden_{i}") for i in range(6)]
+    model = keras.Sequential([keras.Input((1024,)), *hidden, layers.Dense(1)])
     model.compile("sgd", "mse")
     x = np.random.default_rng(0).random((64, 1024), dtype=np.float32)
     return model, x, np.zeros((64, 1), np.float32)

@@ -17,7 +17,7 @@ import tensorflow as tf
 from bittrain_tf.analysis.graph import StepGraph, key
 from bittrain_tf.analysis.kept import DENSE, INPUT, SMALL, Analysis, Holder, KeptTensor
 from bittrain_tf.analysis.scopes import LayerScopes, codec_of
-from bittrain_tf.rewrite import _check_model as check_model
+from bittrain_tf.rewrite import check_model
 
 Loss = Callable[[Any, Any], tf.Tensor]
 

@@ -11,7 +11,7 @@ import keras
 from bittrain_tf.analysis.text import table, to_text
 from bittrain_tf.layers import CompressedLayer, skip_reason, stock_class
 from bittrain_tf.private import flatten_layers
-from bittrain_tf.rewrite import _check_model as check_model
+from bittrain_tf.rewrite import check_model
 
 if TYPE_CHECKING:
     from rich.table import Table
