@@ -224,12 +224,12 @@ def with_gradient(
             `rebuilt` are the tensors of `kept`.
     """
     dtype = y.dtype
-    scope = tf.get_current_name_scope()
+    scope = "/".join(filter(None, ("backward", tf.get_current_name_scope())))
 
     @tf.custom_gradient
     def bridge(y: tf.Tensor, *inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
         def grad(dy: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-            with tf.name_scope(f"backward/{scope}"):
+            with tf.name_scope(f"{scope}/"):  # the slash: this very scope, not one numbered anew
                 # Densified: a gather's gradient arrives as tf.IndexedSlices.
                 dy = _first_order(tf.identity, tf.cast(tf.convert_to_tensor(dy), dtype))
                 parts = after([part for k in kept for part in k.parts], [dy])
@@ -266,7 +266,13 @@ def _itself(x: tf.Tensor) -> tf.Tensor:
 def _differentiate(
     fn: Callable[..., tf.Tensor], dy: tf.Tensor, *inputs: tf.Tensor
 ) -> list[tf.Tensor | None]:
-    return vjp(fn, inputs, dy)
+    dx, *others = vjp(fn, inputs, dy)
+    # The layers below start from dx. Were they not to wait, their backward pass would run
+    # ahead while the rebuilt input of every layer still waits for its weights' gradient.
+    wanted = [gradient for gradient in others if gradient is not None]
+    if dx is not None and wanted:
+        (dx,) = after([dx], wanted)
+    return [dx, *others]
 
 
 def _refuse_second_derivative(*_: Any) -> NoReturn:

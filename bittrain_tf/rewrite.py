@@ -192,6 +192,7 @@ def _check_is_model(model: object) -> None:
 
 
 def check_model(model: object) -> None:
+    """Raise unless `model` is a built Keras model."""
     _check_is_model(model)
     if not model.built:
         raise ValueError(

@@ -43,7 +43,7 @@ def test_compression_lowers_the_measured_peak():
     found = measure("measured_models:wide", batch_size=8192, rounds=2)
     kept = 6 * 8192 * 1024 * 4  # bytes of the ReLUs' outputs
     assert found.stock.above_resident > kept
-    assert found.stock.above_resident - found.compressed.above_resident > 0.2 * kept
+    assert found.stock.above_resident - found.compressed.above_resident > 0.1 * kept
     assert found.losses_equal
 
 
