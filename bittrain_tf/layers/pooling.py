@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from bittrain_tf import recipes
 from bittrain_tf.backward.pooling import max_pool_gradient
-from bittrain_tf.backward.vjp import vjp
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded
 
@@ -54,8 +53,10 @@ class CompressedMaxPooling(CompressedLayer):
     def _pool_disjoint(self, inputs: tf.Tensor) -> tf.Tensor:
         pool, pool_size, padding = super().call, self.pool_size, self.padding
         x = tf.stop_gradient(inputs)
-        y = pool(x)
-        (selections,) = vjp(pool, [x], tf.ones_like(y))
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = pool(x)
+        selections = tape.gradient(y, x)  # of the sum: 1 for the maxima, else 0
         kept = recipes.keep_mask(tf.not_equal(selections, 0))
         (y,) = recipes.after([y], kept.parts)
         return recipes.with_gradient(
