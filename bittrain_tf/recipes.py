@@ -165,8 +165,8 @@ def keep(x: tf.Tensor) -> Kept:
     return Kept((x,), _itself) if recipe is None else recipe.keep(x)
 
 
-def keep_mask(bits: tf.Tensor) -> Kept:
-    """Keep a boolean tensor at one bit an element."""
+def keep_mask(bits: tf.Tensor, dtype: tf.DType = tf.bool) -> Kept:
+    """Keep a boolean tensor at one bit an element, to come back as ones and zeros of `dtype`."""
     with tf.name_scope("encode_mask"):
         packed = mask.pack(bits)
     shape = bits.shape if bits.shape.is_fully_defined() else tf.shape(bits, out_type=tf.int64)
@@ -175,7 +175,7 @@ def keep_mask(bits: tf.Tensor) -> Kept:
     def rebuild(packed: tf.Tensor) -> tf.Tensor:
         with tf.name_scope("decode_mask"):
             dims = tf.cast(shape, tf.int64)
-            bits = tf.reshape(mask.unpack(packed, tf.reduce_prod(dims)), dims)
+            bits = tf.reshape(mask.unpack(packed, tf.reduce_prod(dims), dtype), dims)
             return tf.ensure_shape(bits, static_shape)
 
     return Kept((packed,), rebuild)
@@ -193,10 +193,14 @@ def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
         *inputs: Its arguments.
     """
     kept = [keep(x) for x in inputs]
+    y = fn(*detach(inputs, kept))
+    return with_gradient(y, inputs, kept, partial(differentiate, fn))
+
+
+def detach(inputs: Sequence[tf.Tensor], kept: Sequence[Kept]) -> list[tf.Tensor]:
+    """`inputs` without their gradient, and not before what is kept of them is encoded."""
     with tf.control_dependencies([part for k in kept for part in k.encoded]):
-        detached = [tf.stop_gradient(x) for x in inputs]
-    y = fn(*detached)
-    return with_gradient(y, inputs, kept, partial(_differentiate, fn))
+        return [tf.stop_gradient(x) for x in inputs]
 
 
 def consume(fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
@@ -263,9 +267,10 @@ def _itself(x: tf.Tensor) -> tf.Tensor:
     return x
 
 
-def _differentiate(
+def differentiate(
     fn: Callable[..., tf.Tensor], dy: tf.Tensor, *inputs: tf.Tensor
 ) -> list[tf.Tensor | None]:
+    """The gradients of `fn` at `inputs`, the first not before the others."""
     dx, *others = vjp(fn, inputs, dy)
     # The layers below start from dx. Were they not to wait, their backward pass would run
     # ahead while the rebuilt input of every layer still waits for its weights' gradient.

@@ -7,6 +7,9 @@ last byte is filled up with zeros.
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
+
 import numpy as np
 import tensorflow as tf
 
@@ -26,9 +29,9 @@ def pack(mask: tf.Tensor) -> tf.Tensor:
     return _pack(tf.reshape(mask, [-1]))
 
 
-def unpack(packed: tf.Tensor, size: tf.Tensor | int) -> tf.Tensor:
-    """The first `size` booleans (rank 1) of a packed mask."""
-    return _unpack(packed, tf.cast(size, tf.int64))
+def unpack(packed: tf.Tensor, size: tf.Tensor | int, dtype: tf.DType = tf.bool) -> tf.Tensor:
+    """The first `size` elements (rank 1) of a packed mask, as ones and zeros of `dtype`."""
+    return _unpacker(dtype)(packed, tf.cast(size, tf.int64))
 
 
 def pack_bits(flat: tf.Tensor) -> tf.Tensor:
@@ -40,9 +43,10 @@ def pack_bits(flat: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.bitwise.right_shift(words, tf.constant(56, tf.uint64)), tf.uint8)
 
 
-def unpack_bits(packed: tf.Tensor) -> tf.Tensor:
-    """All booleans of a packed mask, the filling included, inlined likewise."""
-    return tf.reshape(tf.gather(tf.constant(_BITS_OF_BYTE), tf.cast(packed, tf.int32)), [-1])
+def unpack_bits(packed: tf.Tensor, dtype: tf.DType = tf.bool) -> tf.Tensor:
+    """All elements of a packed mask, the filling included, inlined likewise."""
+    table = tf.constant(_BITS_OF_BYTE.astype(dtype.as_numpy_dtype))
+    return tf.reshape(tf.gather(table, tf.cast(packed, tf.int32)), [-1])
 
 
 @shared_function(tf.TensorSpec([None], tf.bool))
@@ -50,9 +54,13 @@ def _pack(flat: tf.Tensor) -> tf.Tensor:
     return pack_bits(flat)
 
 
-@shared_function(tf.TensorSpec([None], tf.uint8), tf.TensorSpec([], tf.int64))
-def _unpack(packed: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    return unpack_bits(packed)[:size]
+@functools.cache
+def _unpacker(dtype: tf.DType) -> Callable[..., tf.Tensor]:
+    @shared_function(tf.TensorSpec([None], tf.uint8), tf.TensorSpec([], tf.int64))
+    def unpack(packed: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+        return unpack_bits(packed, dtype)[:size]
+
+    return unpack
 
 
 def nbytes(size: int) -> int:

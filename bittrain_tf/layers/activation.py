@@ -43,6 +43,30 @@ def activate(fn: Activation | None, x: tf.Tensor, codec: Codec) -> tf.Tensor:
     return fn(x) if compressed is None else compressed(fn, x, codec)
 
 
+def activate_linear(
+    fn: Activation | None, linear: Callable[..., tf.Tensor], *inputs: tf.Tensor, codec: Codec
+) -> tf.Tensor:
+    """`fn(linear(*inputs))`, the inputs kept by their recipes.
+
+    A rectifier follows its convolution at once: TensorFlow runs the two and the bias
+    between them as one operation, unless a gradient's boundary separates them.
+    """
+    passes = _PASSES.get(fn)
+    if passes is None:
+        return activate(fn, recipes.keep_inputs(linear, *inputs), codec)
+    kept = [recipes.keep(x) for x in inputs]
+    y = fn(linear(*recipes.detach(inputs, kept)))
+    mask = recipes.keep_mask(passes(y), y.dtype)
+    (y,) = recipes.after([y], mask.parts)
+
+    def gradient(dy: tf.Tensor, *rebuilt: tf.Tensor) -> list[tf.Tensor | None]:
+        *inputs, passes = rebuilt
+        return recipes.differentiate(linear, *_masked(dy, passes), *inputs)
+
+    y = recipes.with_gradient(y, inputs, [*kept, mask], gradient)
+    return recipes.attach(y, recipes.Encoded(codec, support=mask.parts[0]))
+
+
 def rectify(
     fn: Activation, passes: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, codec: Codec
 ) -> tf.Tensor:
@@ -56,7 +80,7 @@ def rectify(
 def _with_mask(
     fn: Activation, y: tf.Tensor, passes: tf.Tensor, x: tf.Tensor, codec: Codec
 ) -> tf.Tensor:
-    kept = recipes.keep_mask(passes)
+    kept = recipes.keep_mask(passes, y.dtype)
     (y,) = recipes.after([y], kept.parts)
     y = recipes.with_gradient(y, [x], [kept], _masked)
     if recipes.is_free(x):
@@ -67,15 +91,23 @@ def _with_mask(
 
 def _masked(dy: tf.Tensor, passes: tf.Tensor) -> tuple[tf.Tensor]:
     # A product, not a selection, as in TensorFlow's ReluGrad: the same bits for -0.0 and NaN.
-    return (dy * tf.cast(passes, dy.dtype),)
+    return (dy * passes,)
+
+
+def _above_zero(y: tf.Tensor) -> tf.Tensor:
+    return y > 0
+
+
+def _within_six(y: tf.Tensor) -> tf.Tensor:
+    return (y > 0) & (y < 6)
 
 
 def _relu(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
-    return rectify(fn, lambda y: y > 0, x, codec)
+    return rectify(fn, _above_zero, x, codec)
 
 
 def _relu6(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
-    return rectify(fn, lambda y: (y > 0) & (y < 6), x, codec)
+    return rectify(fn, _within_six, x, codec)
 
 
 def _hard_sigmoid(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
@@ -109,13 +141,18 @@ def _composed(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
     return recipes.keep_inputs(fn, x) if recorded(x) else fn(x)
 
 
+# Where the derivative of a rectifier is 1, by its output.
+_PASSES: dict[Callable[..., tf.Tensor] | None, Callable[[tf.Tensor], tf.Tensor]] = {
+    keras.activations.relu: _above_zero,
+    keras.ops.relu: _above_zero,
+    tf.nn.relu: _above_zero,
+    keras.activations.relu6: _within_six,
+    keras.ops.relu6: _within_six,
+    tf.nn.relu6: _within_six,
+}
+
 _COMPRESSED: dict[Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, Codec], tf.Tensor]] = {
-    keras.activations.relu: _relu,
-    keras.ops.relu: _relu,
-    tf.nn.relu: _relu,
-    keras.activations.relu6: _relu6,
-    keras.ops.relu6: _relu6,
-    tf.nn.relu6: _relu6,
+    **{fn: _relu if passes is _above_zero else _relu6 for fn, passes in _PASSES.items()},
     keras.activations.leaky_relu: _leaky_relu,
     keras.ops.leaky_relu: _leaky_relu,
     tf.nn.leaky_relu: _leaky_relu,

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import ops
 
 from bittrain_tf import recipes
-from bittrain_tf.layers.activation import activate
+from bittrain_tf.layers.activation import activate, activate_linear
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded
 
@@ -58,7 +58,9 @@ class _Convolution(CompressedLayer):
         if not (self.trains_kernel() and recorded(*kernels)):
             y = convolve_and_add(inputs, *weights)
         elif recipes.of(inputs) is not None:
-            y = recipes.keep_inputs(convolve_and_add, inputs, *weights)
+            return activate_linear(
+                self.activation, convolve_and_add, inputs, *weights, codec=self.codec
+            )
         else:
             y = convolve_and_add(inputs, *weights)
             if self._is_cheap(*kernels):
