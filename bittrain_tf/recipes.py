@@ -23,7 +23,7 @@ from typing import Any, NamedTuple, NoReturn
 import tensorflow as tf
 
 from bittrain_tf.backward.vjp import vjp
-from bittrain_tf.codecs import Codec, mask
+from bittrain_tf.codecs import Codec
 
 _ATTRIBUTE = "_bittrain_recipe"
 
@@ -60,6 +60,15 @@ class Recipe:
         if self._kept is None:
             self._kept = self._keep(x)
         return self._kept
+
+    def rectified(self, codec: Codec, limit: float) -> tf.Tensor | None:
+        """The tensor rectified, `min(max(x, 0), limit)`, in one go with the making of it.
+
+        Returns:
+            The output, with its gradient and a recipe of its own; None if that is not
+            possible, or no cheaper than to rectify the tensor itself.
+        """
+        return None
 
     def _keep(self, x: tf.Tensor) -> Kept:
         raise NotImplementedError
@@ -165,20 +174,11 @@ def keep(x: tf.Tensor) -> Kept:
     return Kept((x,), _itself) if recipe is None else recipe.keep(x)
 
 
-def keep_mask(bits: tf.Tensor, dtype: tf.DType = tf.bool) -> Kept:
-    """Keep a boolean tensor at one bit an element, to come back as ones and zeros of `dtype`."""
+def keep_mask(packed: tf.Tensor) -> Kept:
+    """Keep a packed mask, as such."""
     with tf.name_scope("encode_mask"):
-        packed = mask.pack(bits)
-    shape = bits.shape if bits.shape.is_fully_defined() else tf.shape(bits, out_type=tf.int64)
-    static_shape = bits.shape
-
-    def rebuild(packed: tf.Tensor) -> tf.Tensor:
-        with tf.name_scope("decode_mask"):
-            dims = tf.cast(shape, tf.int64)
-            bits = tf.reshape(mask.unpack(packed, tf.reduce_prod(dims), dtype), dims)
-            return tf.ensure_shape(bits, static_shape)
-
-    return Kept((packed,), rebuild)
+        packed = tf.identity(packed)
+    return Kept((packed,), _packed)
 
 
 def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
@@ -265,6 +265,11 @@ def _rebuild_each(kept: Sequence[Kept], parts: Sequence[tf.Tensor]) -> list[tf.T
 
 def _itself(x: tf.Tensor) -> tf.Tensor:
     return x
+
+
+def _packed(mask: tf.Tensor) -> tf.Tensor:
+    with tf.name_scope("decode_mask"):
+        return tf.identity(mask)
 
 
 def differentiate(

@@ -8,9 +8,10 @@ Zero means all bits zero: -0.0, subnormals and NaNs are values like any other.
 TensorFlow compares floats with subnormals flushed, so everything here looks at
 the bits as integers.
 
-Work is done in chunks, at most `_LANES` of them at a time: partitioning needs an
-int32 an element, which for a whole tensor would cost as much as the tensor, and
-chunks that stay in the cache are twice as fast.
+Where the native kernels are available they do it. What follows does the same with
+TensorFlow operations, in chunks, at most `_LANES` of them at a time: partitioning needs an int32 an element,
+which for a whole tensor would cost as much as the tensor, and chunks that stay in
+the cache are twice as fast.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from collections.abc import Callable, Sequence
 
 import tensorflow as tf
 
+from bittrain_tf import native
 from bittrain_tf.codecs import mask
 from bittrain_tf.codecs.base import register_codec, shared_function
 
@@ -44,8 +46,8 @@ class BitmapCodec:
         """Encode a float16, bfloat16, float32 or float64 tensor.
 
         Returns:
-            `(bitmap, *values)`: uint8 and, a chunk each, the non-zeros in order; with
-            `support`, `(own, support, *values)` where `own` is empty if `support` is
+            `(bitmap, *values)`: uint8 and, a chunk each (one, where native), the non-zeros
+            in order; with `support`, `(own, support, *values)` where `own` is empty if `support` is
             the bitmap, as it nearly always is, and the bitmap otherwise.
         """
         if x.dtype not in (tf.float16, tf.bfloat16, tf.float32, tf.float64):
@@ -53,6 +55,9 @@ class BitmapCodec:
                 "The bitmap codec takes float16, bfloat16, float32 and float64 tensors, "
                 f"not {x.dtype.name}."
             )
+        if native.available():
+            bitmap, values = native.encode(x, support)
+            return (bitmap, values) if support is None else (bitmap, support, values)
         encode = _encoder(x.dtype, _chunk_count(x.shape), support is not None)
         arguments = [tf.reshape(x, [-1])] + ([] if support is None else [support])
         return tuple(encode(*arguments))
@@ -60,6 +65,9 @@ class BitmapCodec:
     def decode(
         self, parts: Sequence[tf.Tensor], shape: tf.TensorShape | tf.Tensor, dtype: tf.DType
     ) -> tf.Tensor:
+        if native.available():
+            *bitmaps, values = parts
+            return native.decode(tf.cast(shape, tf.int64), values, bitmaps)
         supported = parts[1].dtype == tf.uint8
         decode = _decoder(dtype, len(parts) - (2 if supported else 1), supported)
         dims = tf.cast(shape, tf.int64)

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import numpy as np
 import tensorflow as tf
 
+from bittrain_tf import native
 from bittrain_tf.codecs.base import shared_function
 
 # Eight 0/1 bytes read as one little-endian integer, times this constant, leave byte i's
@@ -26,7 +27,40 @@ _BITS_OF_BYTE = np.unpackbits(
 
 def pack(mask: tf.Tensor) -> tf.Tensor:
     """Pack a boolean tensor of any shape, `ceil(size / 8)` bytes (uint8, rank 1)."""
-    return _pack(tf.reshape(mask, [-1]))
+    return native.mark_true(mask) if native.available() else _pack(tf.reshape(mask, [-1]))
+
+
+def pack_positive(x: tf.Tensor) -> tf.Tensor:
+    """The packed mask of `x > 0`."""
+    return native.mark_positive(x) if native.available() else pack(x > 0)
+
+
+def pack_within_six(x: tf.Tensor) -> tf.Tensor:
+    """The packed mask of `0 < x < 6`."""
+    if native.available():
+        return native.mark_positive(x, below_six=True)
+    return pack((x > 0) & (x < 6))
+
+
+def multiply(dy: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:
+    """`dy` times a packed mask.
+
+    A product, not a selection, as in TensorFlow's ReluGrad: the same bits for -0.0 and NaN.
+    """
+    return native.multiply(dy, packed) if native.available() else dy * _like(dy, packed, dy.dtype)
+
+
+def choose(dy: tf.Tensor, packed: tf.Tensor, *, on: float, off: float) -> tf.Tensor:
+    """`dy * on` where a packed mask is set, else `dy * off`, or plain zero if `off` is 0."""
+    if native.available() and dy.dtype == tf.float32:
+        return native.choose(dy, packed, on=on, off=off)
+    unmarked = dy * tf.cast(off, dy.dtype) if off else tf.zeros([], dy.dtype)
+    marked = dy if on == 1 else dy * tf.cast(on, dy.dtype)
+    return tf.where(_like(dy, packed, tf.bool), marked, unmarked)
+
+
+def _like(x: tf.Tensor, packed: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.reshape(unpack(packed, tf.size(x, out_type=tf.int64), dtype), tf.shape(x))
 
 
 def unpack(packed: tf.Tensor, size: tf.Tensor | int, dtype: tf.DType = tf.bool) -> tf.Tensor:

@@ -14,14 +14,16 @@ What stock Keras keeps for the gradient, and what is kept here:
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
+from typing import NamedTuple
 
 import keras
 import tensorflow as tf
 
 from bittrain_tf import recipes
 from bittrain_tf.backward.vjp import vjp
-from bittrain_tf.codecs import Codec
+from bittrain_tf.codecs import Codec, mask
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded, recording
 
@@ -51,63 +53,69 @@ def activate_linear(
     A rectifier follows its convolution at once: TensorFlow runs the two and the bias
     between them as one operation, unless a gradient's boundary separates them.
     """
-    passes = _PASSES.get(fn)
-    if passes is None:
+    rectifier = _RECTIFIERS.get(fn)
+    if rectifier is None:
         return activate(fn, recipes.keep_inputs(linear, *inputs), codec)
     kept = [recipes.keep(x) for x in inputs]
     y = fn(linear(*recipes.detach(inputs, kept)))
-    mask = recipes.keep_mask(passes(y), y.dtype)
-    (y,) = recipes.after([y], mask.parts)
+    passes = recipes.keep_mask(rectifier.pack(y))
+    (y,) = recipes.after([y], passes.parts)
 
     def gradient(dy: tf.Tensor, *rebuilt: tf.Tensor) -> list[tf.Tensor | None]:
         *inputs, passes = rebuilt
-        return recipes.differentiate(linear, *_masked(dy, passes), *inputs)
+        return recipes.differentiate(linear, mask.multiply(dy, passes), *inputs)
 
-    y = recipes.with_gradient(y, inputs, [*kept, mask], gradient)
-    return recipes.attach(y, recipes.Encoded(codec, support=mask.parts[0]))
+    y = recipes.with_gradient(y, inputs, [*kept, passes], gradient)
+    return recipes.attach(y, recipes.Encoded(codec, support=passes.parts[0]))
 
 
-def rectify(
-    fn: Activation, passes: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor, codec: Codec
-) -> tf.Tensor:
-    """`fn(x)` for a function whose derivative is 1 where `passes(fn(x))`, else 0."""
+class _Rectifier(NamedTuple):
+    """A function whose derivative is 1 where its output lies between 0 and `limit`, else 0.
+
+    Attributes:
+        limit: The largest output.
+        pack: From the output, the packed mask of where the derivative is 1.
+    """
+
+    limit: float
+    pack: Callable[[tf.Tensor], tf.Tensor]
+
+
+_RELU = _Rectifier(math.inf, mask.pack_positive)
+_RELU6 = _Rectifier(6.0, mask.pack_within_six)
+
+
+def rectify(fn: Activation, rectifier: _Rectifier, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+    """`fn(x)`, `fn` being that rectifier."""
     if not recorded(x):
         return recipes.attach(fn(x), recipes.Encoded(codec))
+    recipe = recipes.of(x)
+    if recipe is not None:
+        y = recipe.rectified(codec, rectifier.limit)
+        if y is not None:
+            return y
     y = fn(tf.stop_gradient(x))
-    return _with_mask(fn, y, passes(y), x, codec)
+    return _with_mask(fn, y, rectifier.pack(y), x, codec)
 
 
 def _with_mask(
     fn: Activation, y: tf.Tensor, passes: tf.Tensor, x: tf.Tensor, codec: Codec
 ) -> tf.Tensor:
-    kept = recipes.keep_mask(passes, y.dtype)
+    kept = recipes.keep_mask(passes)
     (y,) = recipes.after([y], kept.parts)
-    y = recipes.with_gradient(y, [x], [kept], _masked)
+    y = recipes.with_gradient(y, [x], [kept], lambda dy, passes: (mask.multiply(dy, passes),))
     if recipes.is_free(x):
         # The input can be had again from what is kept anyway, so the output can, too.
         return recipes.attach(y, recipes.Derived(fn, [x]))
     return recipes.attach(y, recipes.Encoded(codec, support=kept.parts[0]))
 
 
-def _masked(dy: tf.Tensor, passes: tf.Tensor) -> tuple[tf.Tensor]:
-    # A product, not a selection, as in TensorFlow's ReluGrad: the same bits for -0.0 and NaN.
-    return (dy * passes,)
-
-
-def _above_zero(y: tf.Tensor) -> tf.Tensor:
-    return y > 0
-
-
-def _within_six(y: tf.Tensor) -> tf.Tensor:
-    return (y > 0) & (y < 6)
-
-
 def _relu(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
-    return rectify(fn, _above_zero, x, codec)
+    return rectify(fn, _RELU, x, codec)
 
 
 def _relu6(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
-    return rectify(fn, _within_six, x, codec)
+    return rectify(fn, _RELU6, x, codec)
 
 
 def _hard_sigmoid(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
@@ -121,7 +129,7 @@ def _sparse(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
         return recipes.attach(fn(x), recipes.Encoded(codec))
     y = fn(tf.stop_gradient(x))
     (derivative,) = vjp(fn, [tf.stop_gradient(x)], tf.ones_like(y))
-    return _with_mask(fn, y, tf.not_equal(derivative, 0), x, codec)
+    return _with_mask(fn, y, mask.pack(tf.not_equal(derivative, 0)), x, codec)
 
 
 def _leaky_relu(
@@ -129,11 +137,11 @@ def _leaky_relu(
 ) -> tf.Tensor:
     if not recorded(x):
         return fn(x)
-    kept = recipes.keep_mask(x > 0)
+    kept = recipes.keep_mask(mask.pack_positive(x))
     (y,) = recipes.after([fn(tf.stop_gradient(x))], kept.parts)
     slope = negative_slope
     return recipes.with_gradient(
-        y, [x], [kept], lambda dy, passes: (tf.where(passes, dy, dy * tf.cast(slope, dy.dtype)),)
+        y, [x], [kept], lambda dy, passes: (mask.choose(dy, passes, on=1.0, off=slope),)
     )
 
 
@@ -141,18 +149,17 @@ def _composed(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
     return recipes.keep_inputs(fn, x) if recorded(x) else fn(x)
 
 
-# Where the derivative of a rectifier is 1, by its output.
-_PASSES: dict[Callable[..., tf.Tensor] | None, Callable[[tf.Tensor], tf.Tensor]] = {
-    keras.activations.relu: _above_zero,
-    keras.ops.relu: _above_zero,
-    tf.nn.relu: _above_zero,
-    keras.activations.relu6: _within_six,
-    keras.ops.relu6: _within_six,
-    tf.nn.relu6: _within_six,
+_RECTIFIERS: dict[Callable[..., tf.Tensor] | None, _Rectifier] = {
+    keras.activations.relu: _RELU,
+    keras.ops.relu: _RELU,
+    tf.nn.relu: _RELU,
+    keras.activations.relu6: _RELU6,
+    keras.ops.relu6: _RELU6,
+    tf.nn.relu6: _RELU6,
 }
 
 _COMPRESSED: dict[Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, Codec], tf.Tensor]] = {
-    **{fn: _relu if passes is _above_zero else _relu6 for fn, passes in _PASSES.items()},
+    **{fn: _relu if kind is _RELU else _relu6 for fn, kind in _RECTIFIERS.items()},
     keras.activations.leaky_relu: _leaky_relu,
     keras.ops.leaky_relu: _leaky_relu,
     tf.nn.leaky_relu: _leaky_relu,

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from bittrain_tf import recipes
+from bittrain_tf.codecs import mask
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded, recording
 
@@ -28,10 +29,10 @@ class CompressedDropout(CompressedLayer):
         y = tf.where(passes, inputs * scaled, tf.zeros([], inputs.dtype))
         if not recorded(inputs):
             return recipes.attach(y, recipes.Encoded(self.codec))
-        kept = recipes.keep_mask(passes)
-        scale = tf.constant(1.0 / (1.0 - self.rate), inputs.dtype)
+        kept = recipes.keep_mask(mask.pack(passes))
+        scale = 1.0 / (1.0 - self.rate)
         (y,) = recipes.after([tf.stop_gradient(y)], kept.parts)
         y = recipes.with_gradient(
-            y, [inputs], [kept], lambda dy, passes: (tf.where(passes, dy * scale, 0),)
+            y, [inputs], [kept], lambda dy, passes: (mask.choose(dy, passes, on=scale, off=0.0),)
         )
         return recipes.attach(y, recipes.Encoded(self.codec))

@@ -8,15 +8,16 @@ import keras
 import tensorflow as tf
 from keras import ops
 
-from bittrain_tf import recipes
+from bittrain_tf import native, recipes
 from bittrain_tf.backward.normalization import batch_norm_gradient
+from bittrain_tf.codecs import Codec
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded, recording
 
 
 @register_layer(keras.layers.BatchNormalization)
 class CompressedBatchNormalization(CompressedLayer):
-    """`BatchNormalization`: a backward pass of three tensors where stock takes nine."""
+    """`BatchNormalization`: a backward pass of two or three tensors where stock takes nine."""
 
     def call(
         self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
@@ -44,11 +45,20 @@ class CompressedBatchNormalization(CompressedLayer):
         kept = recipes.keep(inputs)
         with tf.control_dependencies(kept.encoded):
             x = ops.cast(tf.stop_gradient(inputs), _compute_dtype(inputs))
-        axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
-        mean, variance = ops.moments(x, axes=axes)
+        natively = self._is_native(inputs)
+        if natively:
+            mean, variance = native.moments(x)
+        else:
+            axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
+            mean, variance = ops.moments(x, axes=axes)
         for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(ops.cast(moving, x.dtype) * self.momentum + batch * (1.0 - self.momentum))
         arguments = [inputs, *scale_and_offset]
+        if natively:
+            gamma = scale_and_offset[0] if self.gamma is not None else None
+            beta = scale_and_offset[-1] if self.beta is not None else None
+            inv_std = tf.math.rsqrt(variance + self.epsilon)
+            return _Normalized(inputs, x, kept, mean, inv_std, gamma, beta).output()
 
         def normalize(x: tf.Tensor, *scale_and_offset: tf.Tensor) -> tf.Tensor:
             x = ops.cast(x, _compute_dtype(x))
@@ -62,6 +72,11 @@ class CompressedBatchNormalization(CompressedLayer):
         )
         # The input is kept anyway, so readers of the output need keep nothing.
         return recipes.attach(y, recipes.Derived(normalize, arguments, sources_kept=True))
+
+    def _is_native(self, x: tf.Tensor) -> bool:
+        last = self.axis % x.shape.rank == x.shape.rank - 1
+        single = x.dtype == tf.float32 and self.compute_dtype == "float32"
+        return last and single and native.available()
 
     def _gradient(
         self, mean: tf.Tensor, variance: tf.Tensor, *scale_and_offset: tf.Tensor
@@ -115,6 +130,72 @@ class CompressedBatchNormalization(CompressedLayer):
         if getattr(layer, "renorm", False):
             return "batch renormalization, which only the stock layer does"
         return None
+
+
+class _Normalized(recipes.Derived):
+    """A batch normalized by its own statistics, with the native kernels.
+
+    Args:
+        source: The batch.
+        x: The same without its gradient, available once what is kept of it is.
+        kept: What is kept of it.
+        mean: Its mean, `[channels]`.
+        inv_std: The inverse of its standard deviation, likewise.
+        gamma: The scale, or None.
+        beta: The offset, or None.
+    """
+
+    def __init__(
+        self,
+        source: tf.Tensor,
+        x: tf.Tensor,
+        kept: recipes.Kept,
+        mean: tf.Tensor,
+        inv_std: tf.Tensor,
+        gamma: tf.Tensor | None,
+        beta: tf.Tensor | None,
+    ) -> None:
+        # In the order of tf.nn.batch_normalization, for the same bits.
+        scale = inv_std if gamma is None else inv_std * gamma
+        offset = -mean * scale if beta is None else beta - mean * scale
+        super().__init__(lambda x: native.normalize(x, scale, offset), [source], sources_kept=True)
+        self._x, self._kept_source = x, kept
+        self._mean, self._inv_std = mean, inv_std
+        self._gamma, self._beta = gamma, beta
+        self._scale, self._offset = scale, offset
+
+    def output(self) -> tf.Tensor:
+        """The normalized batch, this recipe riding on it."""
+        y = native.normalize(self._x, self._scale, self._offset)
+        return recipes.attach(self._with_gradient(y), self)
+
+    def rectified(self, codec: Codec, limit: float) -> tf.Tensor | None:
+        if tf.executing_eagerly():
+            return None  # the output has been computed; in a graph nobody then asks for it
+        scale, offset = self._scale, self._offset
+        y, packed = native.normalize_and_rectify(self._x, scale, offset, limit=limit, marked=True)
+        passes = recipes.keep_mask(packed)
+        (y,) = recipes.after([y], passes.parts)
+
+        def again(x: tf.Tensor) -> tf.Tensor:
+            return native.normalize_and_rectify(x, scale, offset, limit=limit, marked=False)[0]
+
+        recipe = recipes.Derived(again, self.sources, sources_kept=True)
+        return recipes.attach(self._with_gradient(y, passes), recipe)
+
+    def _with_gradient(self, y: tf.Tensor, *passes: recipes.Kept) -> tf.Tensor:
+        mean, inv_std, scale = self._mean, self._inv_std, self._scale
+        weights = [w for w in (self._gamma, self._beta) if w is not None]
+        scaled, centred = self._gamma is not None, self._beta is not None
+
+        def gradient(dy: tf.Tensor, x: tf.Tensor, *packed: tf.Tensor) -> list[tf.Tensor]:
+            mask = packed[0] if packed else None
+            dx, dgamma, dbeta = native.normalize_gradient(dy, mask, x, mean, inv_std, scale)
+            return [dx, *[dgamma][:scaled], *[dbeta][:centred]]
+
+        return recipes.with_gradient(
+            y, [*self.sources, *weights], [self._kept_source, *passes], gradient
+        )
 
 
 def _compute_dtype(x: tf.Tensor) -> str:

@@ -8,11 +8,14 @@ again from it. Average pooling saves nothing and stays stock.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import keras
 import tensorflow as tf
 
-from bittrain_tf import recipes
+from bittrain_tf import native, recipes
 from bittrain_tf.backward.pooling import max_pool_gradient
+from bittrain_tf.codecs import mask
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded
 
@@ -51,17 +54,38 @@ class CompressedMaxPooling(CompressedLayer):
         return y
 
     def _pool_disjoint(self, inputs: tf.Tensor) -> tf.Tensor:
-        pool, pool_size, padding = super().call, self.pool_size, self.padding
+        pool_size, padding = self.pool_size, self.padding
         x = tf.stop_gradient(inputs)
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = pool(x)
-        selections = tape.gradient(y, x)  # of the sum: 1 for the maxima, else 0
-        kept = recipes.keep_mask(tf.not_equal(selections, 0))
+        natively = _is_native(x, pool_size)
+        if natively:
+            y, packed = native.max_pool(x, pool_size)
+        else:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = super().call(x)
+            selections = tape.gradient(y, x)  # of the sum: 1 for the maxima, else 0
+            packed = mask.pack(tf.not_equal(selections, 0))
+        kept = recipes.keep_mask(packed)
         (y,) = recipes.after([y], kept.parts)
-        return recipes.with_gradient(
-            y,
-            [inputs],
-            [kept],
-            lambda dy, selected: [max_pool_gradient(dy, selected, pool_size, padding)],
-        )
+        static_shape = x.shape
+        shape = static_shape if static_shape.is_fully_defined() else tf.shape(x)
+
+        def gradient(dy: tf.Tensor, packed: tf.Tensor) -> list[tf.Tensor]:
+            if natively:
+                dx = native.max_pool_gradient(dy, packed, pool_size)
+                return [tf.ensure_shape(dx, static_shape)]
+            selected = tf.reshape(mask.unpack(packed, tf.reduce_prod(shape)), shape)
+            selected = tf.ensure_shape(selected, static_shape)
+            return [max_pool_gradient(dy, selected, pool_size, padding)]
+
+        return recipes.with_gradient(y, [inputs], [kept], gradient)
+
+
+def _is_native(x: tf.Tensor, pool_size: Sequence[int]) -> bool:
+    """Whether the native kernels can pool `x`."""
+    if not (x.shape.rank == 4 and x.dtype == tf.float32 and native.available()):
+        return False
+    _, height, width, channels = x.shape
+    if None in (height, width, channels):
+        return False
+    return height % pool_size[0] == width % pool_size[1] == channels % 8 == 0
