@@ -22,6 +22,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
+from bittrain_tf import second_derivatives
 from bittrain_tf.backward.vjp import vjp
 from bittrain_tf.codecs import Codec
 
@@ -285,20 +286,12 @@ def differentiate(
     return [dx, *others]
 
 
-def _refuse_second_derivative(*_: Any) -> NoReturn:
-    raise NotImplementedError(
-        "A second derivative was asked for through a compressed layer, which has first "
-        "derivatives only. Call bittrain_tf.restore(model) before computing it, or leave the "
-        "layers concerned out with bittrain_tf.compress(model, filters=...)."
-    )
-
-
 def _first_order(fn: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
     """`fn(*args)`, raising if it is differentiated: a silent zero would be a wrong gradient."""
 
     @tf.custom_gradient
     def guarded(*args: tf.Tensor) -> tuple[tf.Tensor, Callable[..., NoReturn]]:
-        return fn(*args), _refuse_second_derivative
+        return fn(*args), second_derivatives.refuse
 
     return guarded(*args)
 
@@ -308,6 +301,6 @@ def _tie(part: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
 
     @tf.custom_gradient
     def tied(part: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., NoReturn]]:
-        return part, _refuse_second_derivative
+        return part, second_derivatives.refuse
 
     return tied(part, x)

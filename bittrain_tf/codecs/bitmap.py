@@ -8,10 +8,10 @@ Zero means all bits zero: -0.0, subnormals and NaNs are values like any other.
 TensorFlow compares floats with subnormals flushed, so everything here looks at
 the bits as integers.
 
-Where the native kernels are available they do it. What follows does the same with
-TensorFlow operations, in chunks, at most `_LANES` of them at a time: partitioning needs an int32 an element,
-which for a whole tensor would cost as much as the tensor, and chunks that stay in
-the cache are twice as fast.
+Where the native kernels are available, they do it. What follows does the same with
+TensorFlow operations, in chunks, at most `_LANES` of them at a time: partitioning
+needs an int32 an element, which for a whole tensor would cost as much as the tensor,
+and chunks that stay in the cache are twice as fast.
 """
 
 from __future__ import annotations

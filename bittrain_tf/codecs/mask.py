@@ -54,8 +54,8 @@ def choose(dy: tf.Tensor, packed: tf.Tensor, *, on: float, off: float) -> tf.Ten
     """`dy * on` where a packed mask is set, else `dy * off`, or plain zero if `off` is 0."""
     if native.available() and dy.dtype == tf.float32:
         return native.choose(dy, packed, on=on, off=off)
-    unmarked = dy * tf.cast(off, dy.dtype) if off else tf.zeros([], dy.dtype)
-    marked = dy if on == 1 else dy * tf.cast(on, dy.dtype)
+    unmarked = dy * tf.constant(off, dy.dtype) if off else tf.zeros([], dy.dtype)
+    marked = dy if on == 1 else dy * tf.constant(on, dy.dtype)
     return tf.where(_like(dy, packed, tf.bool), marked, unmarked)
 
 

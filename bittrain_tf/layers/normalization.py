@@ -45,31 +45,27 @@ class CompressedBatchNormalization(CompressedLayer):
         kept = recipes.keep(inputs)
         with tf.control_dependencies(kept.encoded):
             x = ops.cast(tf.stop_gradient(inputs), _compute_dtype(inputs))
-        natively = self._is_native(inputs)
-        if natively:
-            mean, variance = native.moments(x)
-        else:
-            axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
-            mean, variance = ops.moments(x, axes=axes)
+        axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
+        mean, variance = ops.moments(x, axes=axes)
         for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(ops.cast(moving, x.dtype) * self.momentum + batch * (1.0 - self.momentum))
         arguments = [inputs, *scale_and_offset]
-        if natively:
-            gamma = scale_and_offset[0] if self.gamma is not None else None
-            beta = scale_and_offset[-1] if self.beta is not None else None
-            inv_std = tf.math.rsqrt(variance + self.epsilon)
-            return _Normalized(inputs, x, kept, mean, inv_std, gamma, beta).output()
 
         def normalize(x: tf.Tensor, *scale_and_offset: tf.Tensor) -> tf.Tensor:
             x = ops.cast(x, _compute_dtype(x))
             return self._transform(x, mean, variance, *scale_and_offset)
 
-        y = recipes.with_gradient(
-            normalize(x, *scale_and_offset),
-            arguments,
-            [kept],
-            self._gradient(mean, variance, *scale_and_offset),
-        )
+        # With the stock operations, whatever the gradient: TensorFlow's graph optimizer takes
+        # them apart and adds in another order, which is to be that of the stock model.
+        y = normalize(x, *scale_and_offset)
+        if self._is_native(inputs):
+            gamma = scale_and_offset[0] if self.gamma is not None else None
+            beta = scale_and_offset[-1] if self.beta is not None else None
+            inv_std = tf.math.rsqrt(variance + self.epsilon)
+            recipe = _Normalized(inputs, x, kept, mean, inv_std, gamma, beta)
+            return recipes.attach(recipe.with_gradient(y), recipe)
+        gradient = self._gradient(mean, variance, *scale_and_offset)
+        y = recipes.with_gradient(y, arguments, [kept], gradient)
         # The input is kept anyway, so readers of the output need keep nothing.
         return recipes.attach(y, recipes.Derived(normalize, arguments, sources_kept=True))
 
@@ -164,11 +160,6 @@ class _Normalized(recipes.Derived):
         self._gamma, self._beta = gamma, beta
         self._scale, self._offset = scale, offset
 
-    def output(self) -> tf.Tensor:
-        """The normalized batch, this recipe riding on it."""
-        y = native.normalize(self._x, self._scale, self._offset)
-        return recipes.attach(self._with_gradient(y), self)
-
     def rectified(self, codec: Codec, limit: float) -> tf.Tensor | None:
         if tf.executing_eagerly():
             return None  # the output has been computed; in a graph nobody then asks for it
@@ -181,9 +172,10 @@ class _Normalized(recipes.Derived):
             return native.normalize_and_rectify(x, scale, offset, limit=limit, marked=False)[0]
 
         recipe = recipes.Derived(again, self.sources, sources_kept=True)
-        return recipes.attach(self._with_gradient(y, passes), recipe)
+        return recipes.attach(self.with_gradient(y, passes), recipe)
 
-    def _with_gradient(self, y: tf.Tensor, *passes: recipes.Kept) -> tf.Tensor:
+    def with_gradient(self, y: tf.Tensor, *passes: recipes.Kept) -> tf.Tensor:
+        """`y`, with the gradient of the normalized batch, or of that where the mask is set."""
         mean, inv_std, scale = self._mean, self._inv_std, self._scale
         weights = [w for w in (self._gamma, self._beta) if w is not None]
         scaled, centred = self._gamma is not None, self._beta is not None

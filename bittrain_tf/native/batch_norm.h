@@ -1,5 +1,6 @@
-// Batch normalization over the last axis, float32: statistics, forward and backward, each in as
-// few sweeps over memory as the sums allow.
+// Batch normalization over the last axis, float32: forward, given the statistics, and backward,
+// each in as few sweeps over memory as the sums allow. (The statistics are TensorFlow's: sums in
+// another order would have other last bits, and the forward pass is to be that of the stock layer.)
 //
 // Ioffe and Szegedy, 2015 (arXiv 1502.03167). Sums are taken over a few rows in float32 and from
 // there on in float64, in an order that depends on the shape only: the same bits whatever the
@@ -59,22 +60,6 @@ std::vector<double> SumRows(const Rows& shards, int64_t width, int64_t threads, 
   }
   sums.resize(width);
   return sums;
-}
-
-// Mean and (biased) variance of x, [rows, channels], over the rows; NaN if there are none.
-inline void Moments(const float* x, int64_t rows, int64_t channels, int64_t threads, float* mean,
-                    float* variance) {
-  const FloatLoops& loops = BestFloatLoops();
-  const Rows shards(rows, channels);
-  const double count = static_cast<double>(rows);
-  auto sums = SumRows(shards, channels, threads, [&](int64_t begin, int64_t n, float* sum) {
-    loops.add_rows(x + begin * channels, n, channels, sum);
-  });
-  for (int64_t c = 0; c < channels; ++c) mean[c] = static_cast<float>(sums[c] / count);
-  sums = SumRows(shards, channels, threads, [&](int64_t begin, int64_t n, float* sum) {
-    loops.add_squares(x + begin * channels, n, channels, mean, sum);
-  });
-  for (int64_t c = 0; c < channels; ++c) variance[c] = static_cast<float>(sums[c] / count);
 }
 
 // y = x * scale + offset from `low` to `high`; `packed`, if not null, marks low < y < high.

@@ -11,9 +11,6 @@ namespace bittrain {
 
 struct FloatLoops {
   const char* name;
-  void (*add_rows)(const float* x, int64_t rows, int64_t channels, float* sum);
-  void (*add_squares)(const float* x, int64_t rows, int64_t channels, const float* mean,
-                      float* sum);
   void (*affine)(const float* x, int64_t rows, int64_t channels, const float* scale,
                  const float* offset, float low, float high, float* y);
   void (*add_gradients)(const float* g, const float* x, int64_t rows, int64_t channels,
@@ -48,8 +45,8 @@ namespace portable {
 #define BITTRAIN_TARGET
 #include "float_loops.inc"
 #undef BITTRAIN_TARGET
-inline constexpr FloatLoops kFloatLoops{"portable",       AddRows,  AddSquares, Affine,     AddGradients,
-                                        InputGradient, Multiply, Choose,     KeepLargest};
+inline constexpr FloatLoops kFloatLoops{"portable", Affine, AddGradients, InputGradient,
+                                        Multiply,   Choose, KeepLargest};
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -57,8 +54,8 @@ namespace avx2 {
 #define BITTRAIN_TARGET __attribute__((target("avx2")))
 #include "float_loops.inc"
 #undef BITTRAIN_TARGET
-inline constexpr FloatLoops kFloatLoops{"avx2",       AddRows,  AddSquares, Affine,     AddGradients,
-                                        InputGradient, Multiply, Choose,     KeepLargest};
+inline constexpr FloatLoops kFloatLoops{"avx2", Affine, AddGradients, InputGradient,
+                                        Multiply,   Choose, KeepLargest};
 }  // namespace avx2
 #endif
 

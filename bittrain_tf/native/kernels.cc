@@ -367,21 +367,6 @@ bool CheckHasChannels(Run& run, const Owned<TF_Tensor>& x) {
   return run.ok();
 }
 
-// x -> mean, variance
-struct MomentsKernel : Threaded {
-  using Threaded::Threaded;
-
-  void Compute(Run& run) const {
-    const auto x = run.Input(0);
-    if (!CheckHasChannels(run, x)) return;
-    const Channels of(Shape(x));
-    const auto mean = run.Output(0, {of.channels}), variance = run.Output(1, {of.channels});
-    if (!run.ok()) return;
-    Moments(Data<float>(x), of.rows, of.channels, threads, Data<float>(mean),
-            Data<float>(variance));
-  }
-};
-
 // x, scale, offset -> y, packed
 struct NormalizeKernel : Threaded {
   explicit NormalizeKernel(Attributes& attributes)
@@ -532,15 +517,6 @@ class Shapes {
         TF_ShapeInferenceContextVectorFromSize(context_, static_cast<size_t>(size)));
   }
 
-  // Dimensions `begin` to `end`; negative ones count from the last.
-  Owned<TF_ShapeHandle> Part(const Owned<TF_ShapeHandle>& shape, int64_t begin, int64_t end) {
-    auto part = Unknown();
-    if (TF_ShapeInferenceContextRankKnown(context_, shape.get())) {
-      TF_ShapeInferenceContextSubshape(context_, shape.get(), begin, end, part.get(), status_);
-    }
-    return part;
-  }
-
   // -1 if unknown.
   int64_t Dimension(const Owned<TF_ShapeHandle>& shape, int64_t i) {
     if (!TF_ShapeInferenceContextRankKnown(context_, shape.get())) return -1;
@@ -611,13 +587,6 @@ void ApplyShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
   Shapes shapes(context, status);
   shapes.CheckRank(1, 1);
   shapes.Output(0, shapes.Input(0));
-}
-
-void MomentsShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
-  Shapes shapes(context, status);
-  const auto channels = shapes.Part(shapes.Input(0), -1, std::numeric_limits<int64_t>::max());
-  shapes.Output(0, channels);
-  shapes.Output(1, channels);
 }
 
 void NormalizeShapes(TF_ShapeInferenceContext* context, TF_Status* status) {
@@ -702,7 +671,6 @@ const bool registered = [] {
   Define("Bittrain>Multiply", ApplyShapes, {"dy: T", "packed: uint8"}, {"dx: T"}, {kAnyFloat});
   Define("Bittrain>Choose", ApplyShapes, {"dy: float", "packed: uint8"}, {"dx: float"},
          {"on: float", "off: float"});
-  Define("Bittrain>Moments", MomentsShapes, {"x: float"}, {"mean: float", "variance: float"}, {});
   Define("Bittrain>Normalize", NormalizeShapes, {"x: float", "scale: float", "offset: float"},
          {"y: float", "packed: uint8"},
          {"rectified: bool = false", "limit: float", "marked: bool = false"});
@@ -733,7 +701,6 @@ const bool registered = [] {
   Implement<MultiplyKernel<Double, uint64_t>>("Bittrain>Multiply", TF_DOUBLE);
   Implement<MarkTrueKernel>("Bittrain>MarkTrue");
   Implement<ChooseKernel>("Bittrain>Choose");
-  Implement<MomentsKernel>("Bittrain>Moments");
   Implement<NormalizeKernel>("Bittrain>Normalize");
   Implement<NormalizeGradientKernel>("Bittrain>NormalizeGradient");
   Implement<MaxPoolKernel>("Bittrain>MaxPool");

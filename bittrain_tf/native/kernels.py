@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import Any
 
 import tensorflow as tf
 
+from bittrain_tf import second_derivatives
 from bittrain_tf.native.load import native
 
 _NO_MASK: list[int] = []
@@ -76,14 +77,8 @@ def multiply(dy: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:
 
 
 def choose(dy: tf.Tensor, packed: tf.Tensor, *, on: float, off: float) -> tf.Tensor:
-    """`dy * on` where a packed mask is set, else `dy * off`, or plain zero if that is 0; float32."""
+    """`dy * on` where a packed mask is set, else `dy * off` (zero if `off` is); float32."""
     return _ops().bittrain_choose(dy=dy, packed=packed, on=on, off=off, threads=threads())
-
-
-def moments(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """Mean and variance over all axes but the last, each of shape `[channels]`; float32."""
-    mean, variance = _ops().bittrain_moments(x=x, threads=threads())
-    return mean, variance
 
 
 def normalize(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor) -> tf.Tensor:
@@ -154,15 +149,19 @@ def max_pool(x: tf.Tensor, pool_size: Sequence[int]) -> tuple[tf.Tensor, tf.Tens
     """Max pooling over disjoint windows, and the packed mask of the (first) maxima.
 
     Args:
-        x: float32 of shape `[batch, height, width, channels]`, height and width multiples
-            of the window's, channels of 8.
+        x: float32 of shape `[batch, height, width, channels]`, known but for the batch;
+            height and width multiples of the window's, channels of 8.
         pool_size: Height and width of the window.
     """
     height, width = pool_size
     y, packed = _ops().bittrain_max_pool(
         x=x, window_height=height, window_width=width, threads=threads()
     )
-    return y, packed
+    batch, *spatial, channels = x.shape
+    # A shape function of the C API can make no shape of numbers. What follows a tensor of unknown
+    # shape would be computed in other ways, with other rounding.
+    shape = [batch, *(n // k for n, k in zip(spatial, pool_size, strict=True)), channels]
+    return tf.ensure_shape(y, shape), packed
 
 
 def max_pool_gradient(dy: tf.Tensor, packed: tf.Tensor, pool_size: Sequence[int]) -> tf.Tensor:
@@ -173,23 +172,14 @@ def max_pool_gradient(dy: tf.Tensor, packed: tf.Tensor, pool_size: Sequence[int]
     )
 
 
-def _refuse_gradient(op: tf.Operation, *_: tf.Tensor) -> NoReturn:
-    raise NotImplementedError(
-        f"A derivative was asked for through {op.type}, an operation of compressed layers, which "
-        "have first derivatives only. Call bittrain_tf.restore(model) before computing second "
-        "ones, or leave the layers concerned out with bittrain_tf.compress(model, filters=...)."
-    )
-
-
 for _name in (
     "Encode",
     "Decode",
     "Multiply",
     "Choose",
-    "Moments",
     "Normalize",
     "NormalizeGradient",
     "MaxPool",
     "MaxPoolGradient",
 ):
-    tf.RegisterGradient(f"Bittrain>{_name}")(_refuse_gradient)
+    tf.RegisterGradient(f"Bittrain>{_name}")(second_derivatives.refuse)
