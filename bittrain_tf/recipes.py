@@ -200,8 +200,14 @@ def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
 
 def detach(inputs: Sequence[tf.Tensor], kept: Sequence[Kept]) -> list[tf.Tensor]:
     """`inputs` without their gradient, and not before what is kept of them is encoded."""
-    with tf.control_dependencies([part for k in kept for part in k.encoded]):
-        return [tf.stop_gradient(x) for x in inputs]
+    encoded = [part for k in kept for part in k.encoded]
+    # Only those that are encoded wait, by a node of its own kind. A plain identity would be
+    # optimized away and leave the wait to the consumer: then TensorFlow no longer makes one
+    # operation of a convolution, its bias and its activation.
+    return [
+        tf.stop_gradient(after([x], encoded)[0] if k.encoded else x)
+        for x, k in zip(inputs, kept, strict=True)
+    ]
 
 
 def consume(fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:

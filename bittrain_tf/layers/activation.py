@@ -46,16 +46,30 @@ def activate(fn: Activation | None, x: tf.Tensor, codec: Codec) -> tf.Tensor:
 
 
 def activate_linear(
-    fn: Activation | None, linear: Callable[..., tf.Tensor], *inputs: tf.Tensor, codec: Codec
+    fn: Activation | None,
+    linear: Callable[..., tf.Tensor],
+    *inputs: tf.Tensor,
+    codec: Codec,
+    cheap: bool = False,
 ) -> tf.Tensor:
-    """`fn(linear(*inputs))`, the inputs kept by their recipes.
+    """`fn(linear(*inputs))`, its inputs kept by their recipes, if the first has one.
 
     A rectifier follows its convolution at once: TensorFlow runs the two and the bias
     between them as one operation, unless a gradient's boundary separates them.
+
+    Args:
+        fn: See `activate`.
+        linear: A deterministic function of the inputs, without variables.
+        *inputs: Its arguments.
+        codec: See `activate`.
+        cheap: Whether to compute the output again rather than have its readers keep it.
     """
     rectifier = _RECTIFIERS.get(fn)
     if rectifier is None:
-        return activate(fn, recipes.keep_inputs(linear, *inputs), codec)
+        y = recipes.consume(linear, *inputs)
+        if cheap:
+            recipes.attach(y, recipes.Derived(linear, inputs, sources_kept=True))
+        return activate(fn, y, codec)
     kept = [recipes.keep(x) for x in inputs]
     y = fn(linear(*recipes.detach(inputs, kept)))
     passes = recipes.keep_mask(rectifier.pack(y))
@@ -66,6 +80,9 @@ def activate_linear(
         return recipes.differentiate(linear, mask.multiply(dy, passes), *inputs)
 
     y = recipes.with_gradient(y, inputs, [*kept, passes], gradient)
+    if cheap:
+        again = recipes.Derived(lambda *inputs: fn(linear(*inputs)), inputs, sources_kept=True)
+        return recipes.attach(y, again)
     return recipes.attach(y, recipes.Encoded(codec, support=passes.parts[0]))
 
 

@@ -56,18 +56,13 @@ class _Convolution(CompressedLayer):
         weights = [*kernels, *biases]
         # Only a kernel's gradient needs the input; a frozen layer keeps nothing.
         if not (self.trains_kernel() and recorded(*kernels)):
-            y = convolve_and_add(inputs, *weights)
-        elif recipes.of(inputs) is not None:
-            return activate_linear(
-                self.activation, convolve_and_add, inputs, *weights, codec=self.codec
-            )
-        else:
-            y = convolve_and_add(inputs, *weights)
-            if self._is_cheap(*kernels):
-                # The input is kept for the kernel's gradient, so the output need not be.
-                recipe = recipes.Derived(convolve_and_add, [inputs, *weights], sources_kept=True)
-                recipes.attach(y, recipe)
-        return activate(self.activation, y, self.codec)
+            return activate(self.activation, convolve_and_add(inputs, *weights), self.codec)
+        # The input is kept for the kernel's gradient. If that takes it as it is, the output of a
+        # cheap convolution need not be kept.
+        cheap = recipes.of(inputs) is None and self._is_cheap(*kernels)
+        return activate_linear(
+            self.activation, convolve_and_add, inputs, *weights, codec=self.codec, cheap=cheap
+        )
 
 
 class _DirectConvolution(_Convolution):

@@ -43,8 +43,8 @@ class CompressedBatchNormalization(CompressedLayer):
 
     def _normalize_by_batch(self, inputs: tf.Tensor, *scale_and_offset: tf.Tensor) -> tf.Tensor:
         kept = recipes.keep(inputs)
-        with tf.control_dependencies(kept.encoded):
-            x = ops.cast(tf.stop_gradient(inputs), _compute_dtype(inputs))
+        (x,) = recipes.detach([inputs], [kept])
+        x = ops.cast(x, _compute_dtype(inputs))
         axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
         mean, variance = ops.moments(x, axes=axes)
         for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):

@@ -36,6 +36,21 @@ struct Delete {
 template <typename T>
 using Owned = std::unique_ptr<T, Delete>;
 
+template <typename T>
+T* Data(const Owned<TF_Tensor>& tensor) {
+  return static_cast<T*>(TF_TensorData(tensor.get()));
+}
+
+int64_t Size(const Owned<TF_Tensor>& tensor) { return TF_TensorElementCount(tensor.get()); }
+
+std::vector<int64_t> Shape(const Owned<TF_Tensor>& tensor) {
+  std::vector<int64_t> shape(TF_NumDims(tensor.get()));
+  for (size_t i = 0; i < shape.size(); ++i) {
+    shape[i] = TF_Dim(tensor.get(), static_cast<int>(i));
+  }
+  return shape;
+}
+
 // ---------------------------------------------------------------------------------------------
 // One run of a kernel. After a failure everything is a no-op and `ok()` false.
 
@@ -75,14 +90,17 @@ class Run {
                                               Bytes(shape, dtype), status_.get()));
   }
 
-  // The buffer of an input of the same shape and dtype, if nobody else needs that; a new one
-  // otherwise.
-  Owned<TF_Tensor> OutputInPlaceOf(int input, int i, const std::vector<int64_t>& shape) {
+  // An output in the shape of input `i`, and in its buffer if nobody else needs that.
+  Owned<TF_Tensor> OutputInPlaceOf(Owned<TF_Tensor>& input, int i, int output) {
     if (!ok()) return nullptr;
+    const std::vector<int64_t> shape = Shape(input);
+    input.reset();  // our own handle counts as a need
     int forwarded = -1;
-    return Owned<TF_Tensor>(TF_ForwardInputOrAllocateOutput(
-        context_, &input, 1, i, shape.data(), static_cast<int>(shape.size()), &forwarded,
+    Owned<TF_Tensor> tensor(TF_ForwardInputOrAllocateOutput(
+        context_, &i, 1, output, shape.data(), static_cast<int>(shape.size()), &forwarded,
         status_.get()));
+    input = Input(i);
+    return tensor;
   }
 
   Owned<TF_Tensor> Temporary(TF_DataType dtype, const std::vector<int64_t>& shape) {
@@ -109,21 +127,6 @@ class Run {
   TF_OpKernelContext* context_;
   Owned<TF_Status> status_;
 };
-
-template <typename T>
-T* Data(const Owned<TF_Tensor>& tensor) {
-  return static_cast<T*>(TF_TensorData(tensor.get()));
-}
-
-int64_t Size(const Owned<TF_Tensor>& tensor) { return TF_TensorElementCount(tensor.get()); }
-
-std::vector<int64_t> Shape(const Owned<TF_Tensor>& tensor) {
-  std::vector<int64_t> shape(TF_NumDims(tensor.get()));
-  for (size_t i = 0; i < shape.size(); ++i) {
-    shape[i] = TF_Dim(tensor.get(), static_cast<int>(i));
-  }
-  return shape;
-}
 
 // A mask of `elements`: uint8 of rank 1, one bit each, the last byte filled up with zeros.
 bool CheckMask(Run& run, const char* name, const Owned<TF_Tensor>& mask, int64_t elements) {
@@ -322,9 +325,10 @@ struct MultiplyKernel : Threaded {
   using Threaded::Threaded;
 
   void Compute(Run& run) const {
-    const auto dy = run.Input(0), packed = run.Input(1);
+    auto dy = run.Input(0);
+    const auto packed = run.Input(1);
     if (!run.ok() || !CheckMask(run, "mask", packed, Size(dy))) return;
-    const auto dx = run.OutputInPlaceOf(0, 0, Shape(dy));
+    const auto dx = run.OutputInPlaceOf(dy, 0, 0);
     if (!run.ok()) return;
     if constexpr (std::is_same_v<F, Float>) {
       Multiply(Data<float>(dy), Data<uint8_t>(packed), Size(dy), threads, Data<float>(dx));
@@ -342,9 +346,10 @@ struct ChooseKernel : Threaded {
       : Threaded(attributes), on(attributes.Float("on")), off(attributes.Float("off")) {}
 
   void Compute(Run& run) const {
-    const auto dy = run.Input(0), packed = run.Input(1);
+    auto dy = run.Input(0);
+    const auto packed = run.Input(1);
     if (!run.ok() || !CheckMask(run, "mask", packed, Size(dy))) return;
-    const auto dx = run.OutputInPlaceOf(0, 0, Shape(dy));
+    const auto dx = run.OutputInPlaceOf(dy, 0, 0);
     if (!run.ok()) return;
     Choose(Data<float>(dy), Data<uint8_t>(packed), Size(dy), on, off, threads, Data<float>(dx));
   }
@@ -376,13 +381,13 @@ struct NormalizeKernel : Threaded {
         marked(attributes.Bool("marked")) {}
 
   void Compute(Run& run) const {
-    const auto x = run.Input(0), scale = run.Input(1), offset = run.Input(2);
+    auto x = run.Input(0);
+    const auto scale = run.Input(1), offset = run.Input(2);
     if (!CheckHasChannels(run, x)) return;
-    const auto shape = Shape(x);
-    const Channels of(shape);
+    const Channels of(Shape(x));
     if (!CheckVector(run, "scale", scale, of.channels)) return;
     if (!CheckVector(run, "offset", offset, of.channels)) return;
-    const auto y = run.OutputInPlaceOf(0, 0, shape);
+    const auto y = run.OutputInPlaceOf(x, 0, 0);
     const auto packed = run.Output(1, {marked ? BitmapBytes(Size(x)) : 0});
     if (!run.ok()) return;
     const float infinity = std::numeric_limits<float>::infinity();
@@ -402,7 +407,8 @@ struct NormalizeGradientKernel : Threaded {
       : Threaded(attributes), marked(attributes.Bool("marked")) {}
 
   void Compute(Run& run) const {
-    const auto dy = run.Input(0), packed = run.Input(1), x = run.Input(2), mean = run.Input(3),
+    auto dy = run.Input(0);
+    const auto packed = run.Input(1), x = run.Input(2), mean = run.Input(3),
                inv_std = run.Input(4), scale = run.Input(5);
     if (!CheckHasChannels(run, x)) return;
     const auto shape = Shape(x);
@@ -416,7 +422,7 @@ struct NormalizeGradientKernel : Threaded {
     if (!CheckVector(run, "mean", mean, of.channels)) return;
     if (!CheckVector(run, "inv_std", inv_std, of.channels)) return;
     if (!CheckVector(run, "scale", scale, of.channels)) return;
-    const auto dx = run.OutputInPlaceOf(0, 0, shape);
+    const auto dx = run.OutputInPlaceOf(dy, 0, 0);
     const auto dgamma = run.Output(1, {of.channels}), dbeta = run.Output(2, {of.channels});
     if (!run.ok()) return;
     NormalizeGradient(Data<float>(dy), marked ? Data<uint8_t>(packed) : nullptr, Data<float>(x),
