@@ -8,6 +8,8 @@ import keras
 import pytest
 import tensorflow as tf
 
+from bittrain_tf import native
+
 keras.utils.set_random_seed(0)  # TensorFlow wants a seed before it promises determinism.
 tf.config.experimental.enable_op_determinism()
 
@@ -15,3 +17,13 @@ tf.config.experimental.enable_op_determinism()
 @pytest.fixture(autouse=True)
 def fixed_seed():
     keras.utils.set_random_seed(0)
+
+
+@pytest.fixture(params=["native", "tensorflow"])
+def backend(request, monkeypatch):
+    """Run the test with the native kernels and with TensorFlow operations in their place."""
+    if request.param == "tensorflow":
+        monkeypatch.setattr(native, "available", lambda: False)
+    elif not native.available():
+        pytest.skip(f"no native kernels: {native.native().detail}")
+    return request.param

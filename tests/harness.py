@@ -62,11 +62,11 @@ def histogram(graph: tf.Graph) -> collections.Counter:
     return collections.Counter(op.type for op in operations(graph))
 
 
-def calls(graph: tf.Graph, scope: str) -> list[str]:
-    """Names of the function calls made in a name scope such as `encode_bitmap`."""
+def calls(graph: tf.Graph, scope: str) -> list[tf.Operation]:
+    """The function calls and native operations in a name scope such as `encode_bitmap`."""
     return [
-        op.name
+        op
         for op in graph.get_operations()
-        if op.type in ("PartitionedCall", "StatefulPartitionedCall")
+        if op.type.startswith(("PartitionedCall", "StatefulPartitionedCall", "Bittrain>"))
         and any(part.startswith(scope) for part in op.name.split("/")[:-1])
     ]

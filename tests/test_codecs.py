@@ -9,7 +9,10 @@ from harness import FLOATS, assert_same_bits, bits, sparse
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bittrain_tf import native
 from bittrain_tf.codecs import bitmap, get_codec, mask, register_codec
+
+pytestmark = pytest.mark.usefixtures("backend")
 
 SHAPES = [(), (0,), (3, 0, 2), (1,), (7,), (8,), (9,), (63,), (64,), (65,), (5, 13), (2, 3, 4, 5)]
 SPECIAL_BITS = {  # -0.0, subnormals, infinities, NaNs quiet and signalling with payloads
@@ -36,7 +39,8 @@ def chunk_size(request, monkeypatch):
 
 @pytest.fixture
 def few_elements(monkeypatch):
-    """A bitmap codec that holds the int32 range to end at 64 elements."""
+    """A bitmap codec of TensorFlow operations that holds the int32 range to end at 64 elements."""
+    monkeypatch.setattr(native, "available", lambda: False)
     monkeypatch.setattr(bitmap, "_MAX_ELEMENTS", 64)
     bitmap._encoder.cache_clear()
     yield

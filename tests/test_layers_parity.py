@@ -23,6 +23,8 @@ from layer_cases import CASES, PLAIN_CASES, Case
 
 from bittrain_tf.layers import registered_layers, skip_reason
 
+pytestmark = pytest.mark.usefixtures("backend")
+
 NARROW = {"float16": 2.0**-10, "bfloat16": 2.0**-7, "float32": 2.0**-23, "float64": 2.0**-52}
 
 

@@ -27,19 +27,24 @@ _BITS_OF_BYTE = np.unpackbits(
 
 def pack(mask: tf.Tensor) -> tf.Tensor:
     """Pack a boolean tensor of any shape, `ceil(size / 8)` bytes (uint8, rank 1)."""
-    return native.mark_true(mask) if native.available() else _pack(tf.reshape(mask, [-1]))
+    with tf.name_scope("encode_mask"):
+        return native.mark_true(mask) if native.available() else _pack(tf.reshape(mask, [-1]))
 
 
 def pack_positive(x: tf.Tensor) -> tf.Tensor:
     """The packed mask of `x > 0`."""
-    return native.mark_positive(x) if native.available() else pack(x > 0)
+    if not native.available():
+        return pack(x > 0)
+    with tf.name_scope("encode_mask"):
+        return native.mark_positive(x)
 
 
 def pack_within_six(x: tf.Tensor) -> tf.Tensor:
     """The packed mask of `0 < x < 6`."""
-    if native.available():
+    if not native.available():
+        return pack((x > 0) & (x < 6))
+    with tf.name_scope("encode_mask"):
         return native.mark_positive(x, below_six=True)
-    return pack((x > 0) & (x < 6))
 
 
 def multiply(dy: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:

@@ -19,6 +19,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from bittrain_tf import recipes
@@ -156,7 +157,7 @@ def _leaky_relu(
         return fn(x)
     kept = recipes.keep_mask(mask.pack_positive(x))
     (y,) = recipes.after([fn(tf.stop_gradient(x))], kept.parts)
-    slope = negative_slope
+    slope = float(np.float32(negative_slope))  # of the precision TensorFlow's operation takes
     return recipes.with_gradient(
         y, [x], [kept], lambda dy, passes: (mask.choose(dy, passes, on=1.0, off=slope),)
     )
