@@ -10,13 +10,16 @@ INSTALLED := .venv/.installed
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-all bench lint format clean
+.PHONY: help install demo test test-slow test-all fuzz bench bench-codec wheel lint format clean
 
 help:
 	@echo "make demo      train a small network stock and compressed, compare, plot (minutes)"
 	@echo "make test      the tests, without the slow ones"
 	@echo "make test-all  all tests"
+	@echo "make fuzz      the native kernels under sanitizers, for ten minutes"
 	@echo "make bench     measure VGG16, ResNet50, MobileNetV2, DenseNet121; update README.md"
+	@echo "make bench-codec  throughput of the codec against copies; update docs/codec.png"
+	@echo "make wheel     a wheel with the native kernels compiled for this platform, in dist/"
 	@echo "make lint      ruff check and ruff format --check"
 	@echo "make format    let ruff repair what it can"
 	@echo "make clean     remove .venv, caches and out/"
@@ -50,6 +53,11 @@ test-all: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.models
+
+wheel: $(INSTALLED)
+	$(BIN)/python -m pip wheel --disable-pip-version-check --quiet \
+	  --no-build-isolation --no-deps --wheel-dir dist .
+	@ls dist/*.whl
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

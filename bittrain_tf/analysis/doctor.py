@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bittrain_tf import private
+from bittrain_tf import native, private
 from bittrain_tf.analysis import rss
 from bittrain_tf.codecs import get_codec
 
@@ -66,7 +66,10 @@ def _check_codec() -> str:
     decoded = codec.decode(codec.encode(x), x.shape, x.dtype)
     if not np.array_equal(decoded.numpy().view(np.int32), x.numpy().view(np.int32)):
         raise RuntimeError(f"bitmap is not lossless here: {x.numpy()} became {decoded.numpy()}")
-    return "bitmap: TensorFlow ops; native kernels not in this version"
+    found = native.native()
+    if found.ops is None:
+        return f"bitmap by TensorFlow operations; no native kernels: {found.detail}"
+    return f"bitmap by native kernels: {found.detail}"
 
 
 def _check_private() -> str:

@@ -16,7 +16,7 @@
 
 namespace bittrain {
 
-constexpr int64_t kRowsInFloat = 32;
+constexpr int64_t kRowsInFloat = 32;  // a multiple of 8, for whole bytes of a mask
 
 // Shards of rows, independent of the number of threads. They begin at whole bytes of a mask.
 struct Rows {
@@ -44,14 +44,12 @@ inline int64_t TileRows(int64_t channels) {
 template <typename Add>
 std::vector<double> SumRows(const Rows& shards, int64_t width, int64_t threads, const Add& add) {
   std::vector<double> sums(shards.count * width);
-  const int64_t tile = TileRows(shards.channels);
-  const int64_t most = std::max(tile, kRowsInFloat / tile * tile);
   Pool::Get().Run(shards.count, threads, [&](int64_t shard) {
     std::vector<float> part(width);
     double* sum = sums.data() + shard * width;
-    for (int64_t r = shards.begin(shard); r < shards.end(shard); r += most) {
+    for (int64_t r = shards.begin(shard); r < shards.end(shard); r += kRowsInFloat) {
       std::fill(part.begin(), part.end(), 0.0f);
-      add(r, std::min(most, shards.end(shard) - r), part.data());
+      add(r, std::min(kRowsInFloat, shards.end(shard) - r), part.data());
       for (int64_t i = 0; i < width; ++i) sum[i] += part[i];
     }
   });

@@ -13,6 +13,7 @@ import tempfile
 import tensorflow as tf
 
 SOURCE = pathlib.Path(__file__).parent
+LIBRARY = "libbittrain.so"  # not after a Python module, which it would stand in for
 _COMPILERS = ("c++", "g++", "clang++")
 _SECONDS = 300
 # No contraction: a fused multiply-add would give other bits than TensorFlow's two operations.

@@ -503,9 +503,12 @@ class Shapes {
   Shapes(TF_ShapeInferenceContext* context, TF_Status* status)
       : context_(context), status_(status) {}
 
+  // Every call of the C API overwrites the status: none is made after a failure.
+  bool ok() const { return TF_GetCode(status_) == TF_OK; }
+
   Owned<TF_ShapeHandle> Input(int i) {
-    Owned<TF_ShapeHandle> shape(TF_NewShapeHandle());
-    TF_ShapeInferenceContextGetInput(context_, i, shape.get(), status_);
+    auto shape = Unknown();
+    if (ok()) TF_ShapeInferenceContextGetInput(context_, i, shape.get(), status_);
     return shape;
   }
 
@@ -513,7 +516,7 @@ class Shapes {
 
   Owned<TF_ShapeHandle> OfRank(int64_t rank) {
     auto shape = Unknown();
-    TF_ShapeInferenceContextWithRank(context_, shape.get(), rank, shape.get(), status_);
+    if (ok()) TF_ShapeInferenceContextWithRank(context_, shape.get(), rank, shape.get(), status_);
     return shape;
   }
 
@@ -551,15 +554,13 @@ class Shapes {
 
   // Fails unless the rank is that, or unknown.
   void CheckRank(int input, int64_t rank) {
-    if (TF_GetCode(status_) != TF_OK) return;
     const auto shape = Input(input);
     auto checked = Unknown();
-    TF_ShapeInferenceContextWithRank(context_, shape.get(), rank, checked.get(), status_);
+    if (ok()) TF_ShapeInferenceContextWithRank(context_, shape.get(), rank, checked.get(), status_);
   }
 
   void Output(int i, const Owned<TF_ShapeHandle>& shape) {
-    if (TF_GetCode(status_) != TF_OK) return;
-    TF_ShapeInferenceContextSetOutput(context_, i, shape.get(), status_);
+    if (ok()) TF_ShapeInferenceContextSetOutput(context_, i, shape.get(), status_);
   }
 
   int64_t inputs() { return TF_ShapeInferenceContextNumInputs(context_); }

@@ -12,10 +12,10 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from bittrain_tf.native.build import SOURCE, BuildError, build, key
+from bittrain_tf.native.build import LIBRARY, SOURCE, BuildError, build, key
 
 _SWITCH = "BITTRAIN_NATIVE"
-_PREBUILT = SOURCE / "kernels.so"
+_PREBUILT = SOURCE / LIBRARY
 
 
 class Native(NamedTuple):
@@ -75,7 +75,7 @@ def _load_or_build() -> Native:
             return Native(_load(_PREBUILT), f"prebuilt, {_instruction_set(_PREBUILT)}")
         except (tf.errors.OpError, OSError):
             pass  # for another kind of machine or an older system; compiling may still do
-    library = cache_folder() / "kernels.so"
+    library = cache_folder() / LIBRARY
     if not library.exists():
         build(library)
     try:
