@@ -10,6 +10,7 @@ from test_measure import figures, measurement
 import bittrain_tf as bt
 from bittrain_tf import cli
 from bittrain_tf.analysis import doctor
+from bittrain_tf.native import load
 
 
 def test_analyze_before_and_after(capsys, tmp_path):
@@ -122,8 +123,12 @@ def test_bench_shows_why_a_child_failed(capsys):
 def test_doctor(capsys, monkeypatch):
     assert cli.main(["doctor"]) == 0
     out = capsys.readouterr().out
-    for text in ("TensorFlow", "Keras backend", "bitmap: TensorFlow ops", "peak RSS"):
+    for text in ("TensorFlow", "Keras backend", "bitmap by", "peak RSS"):
         assert text in out
+
+    monkeypatch.setattr(load, "_native", load.Native(None, "no such luck"))
+    assert cli.main(["doctor"]) == 0
+    assert "no native kernels: no such luck" in capsys.readouterr().out
 
     def broken():
         raise AttributeError("gone")
