@@ -44,7 +44,7 @@ MEMCPY, TF_COPY = COPIES = ("memcpy", "TensorFlow copy")
 NATIVE, TF_OPS, NUMPY = CODECS = ("native", "TensorFlow ops", "NumPy")
 DIRECTIONS = ("encode", "decode")
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-_MAX_ROUNDS = 500
+_TURN = 0.03  # seconds; the caches have got used to a candidate after some six copies of 32 MiB
 
 LEGEND = """\
 GB/s (1e9 bytes) of dense data; in brackets the speed relative to memcpy and to TensorFlow's copy
@@ -52,8 +52,9 @@ GB/s (1e9 bytes) of dense data; in brackets the speed relative to memcpy and to 
 TensorFlow copy: DeepCopy. native, TensorFlow ops: the bitmap codec with its native kernels and
 without, as a tf.function, as layers use it. So is TensorFlow's copy: calling a tf.function takes
 some 0.1 ms, which a layer in the middle of a training step does not pay and small sizes show.
-Each is called twice in its turn. The second call is shown; the first one, which finds in the
-caches what the others left there, is in the last line and in the JSON file."""
+Each is called again and again in its turn, for 30 ms. The latter half of these calls is shown. The
+first one, which finds in the caches what the others left there, as in training, is in the last
+line and in the JSON file."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,8 +75,8 @@ class Result:
         case: The case.
         rounds: How often.
         kept: Bytes kept over dense bytes.
-        seconds: Median by name, of the second call of a turn.
-        cold_seconds: Likewise of the first, which follows that of another candidate.
+        seconds: Median by name, of calls that follow others of the same candidate.
+        cold_seconds: Likewise, of calls that follow those of another.
     """
 
     case: Case
@@ -258,25 +259,35 @@ def as_bytes(x):
 
 
 def time_all(candidates, budget, min_rounds):
-    """The number of rounds, and of each candidate its median times: second and first calls.
+    """The number of rounds, and of each candidate its median times: warm and cold caches.
 
     Round by round, in changing order, so that what else the machine does strikes all alike.
     """
-    first = {name: [] for name in candidates}
-    second = {name: [] for name in candidates}
+    warm = {name: [] for name in candidates}
+    cold = {name: [] for name in candidates}
     order = list(candidates)
     shuffle = random.Random(0).shuffle
     for candidate in candidates.values():
         candidate()  # for warm buffers
     end = time.perf_counter() + budget
     rounds = 0
-    while rounds < min_rounds or (rounds < _MAX_ROUNDS and time.perf_counter() < end):
+    while rounds < min_rounds or time.perf_counter() < end:
         shuffle(order)
         for name in order:
-            first[name].append(seconds_of(candidates[name]))
-            second[name].append(seconds_of(candidates[name]))
+            times = turn(candidates[name])
+            cold[name].append(times[0])
+            warm[name].append(statistics.median(times[len(times) // 2 :]))
         rounds += 1
-    return rounds, medians(second), medians(first)
+    return rounds, medians(warm), medians(cold)
+
+
+def turn(candidate):
+    """Seconds of one call after the other, two at least."""
+    end = time.perf_counter() + _TURN
+    times = [seconds_of(candidate), seconds_of(candidate)]
+    while time.perf_counter() < end:
+        times.append(seconds_of(candidate))
+    return times
 
 
 def medians(times):
@@ -371,7 +382,7 @@ def acceptance(result):
     elements = case.nbytes // tf.as_dtype(case.dtype).size // MIB
     return (
         f"{case.dtype}, {elements} Mi elements ({size_label(case.nbytes)}), density "
-        f"{case.density}, {codec}, threads {case.threads}, median of {result.rounds}: "
+        f"{case.density}, {codec}, threads {case.threads}, median of {result.rounds} rounds: "
         + "; ".join(parts)
     )
 

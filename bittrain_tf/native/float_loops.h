@@ -20,8 +20,8 @@ struct FloatLoops {
                          const float* scale, float* dx);
   void (*multiply)(const float* g, const uint8_t* bits, int64_t n, float* out);
   void (*choose)(const float* g, const uint8_t* bits, int64_t n, float on, float off, float* out);
-  void (*keep_largest)(const float* x, int64_t n, int32_t place, float* largest,
-                       int32_t* places);
+  void (*largest)(const float* const* x, int64_t count, int64_t n, float* largest,
+                  uint32_t* places);
 };
 
 // Vectors of eight, in the compiler's own notation: one register or two, by instruction set.
@@ -46,7 +46,7 @@ namespace portable {
 #include "float_loops.inc"
 #undef BITTRAIN_TARGET
 inline constexpr FloatLoops kFloatLoops{"portable", Affine, AddGradients, InputGradient,
-                                        Multiply,   Choose, KeepLargest};
+                                        Multiply,   Choose, Largest};
 }  // namespace portable
 
 #if defined(__x86_64__)
@@ -55,7 +55,7 @@ namespace avx2 {
 #include "float_loops.inc"
 #undef BITTRAIN_TARGET
 inline constexpr FloatLoops kFloatLoops{"avx2", Affine, AddGradients, InputGradient,
-                                        Multiply,   Choose, KeepLargest};
+                                        Multiply,   Choose, Largest};
 }  // namespace avx2
 #endif
 

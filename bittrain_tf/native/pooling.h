@@ -20,8 +20,9 @@ struct Pooling {
   int64_t rows() const { return batch * (height / window_height); }  // of windows
   int64_t columns() const { return width / window_width; }
 
-  // The first element of place (i, j) in the window at (row, column).
-  int64_t at(int64_t row, int64_t column, int64_t i, int64_t j) const {
+  // The first element of place `k`, in row-major order, in the window at (row, column).
+  int64_t at(int64_t row, int64_t column, int64_t k) const {
+    const int64_t i = k / window_width, j = k % window_width;
     return ((row * window_height + i) * width + column * window_width + j) * channels;
   }
 
@@ -35,25 +36,18 @@ inline void MaxPool(const Pooling& p, const float* x, int64_t threads, float* y,
   const Loops<uint32_t>& words = BestLoops<uint32_t>();
   const Shards shards(p.rows(), p.grain(), 1, threads);
   Pool::Get().Run(shards.count, threads, [&](int64_t shard) {
-    std::vector<int32_t> places(p.channels);
+    const int64_t count = p.window_height * p.window_width;
+    std::vector<uint32_t> places(p.channels);
+    std::vector<const float*> window(count);
     for (int64_t row = shards.begin(shard); row < shards.end(shard); ++row) {
       for (int64_t column = 0; column < p.columns(); ++column) {
-        float* largest = y + (row * p.columns() + column) * p.channels;
-        std::copy_n(x + p.at(row, column, 0, 0), p.channels, largest);
-        std::fill(places.begin(), places.end(), 1);
-        int32_t place = 1;
-        for (int64_t i = 0; i < p.window_height; ++i) {
-          for (int64_t j = 0; j < p.window_width; ++j, ++place) {
-            loops.keep_largest(x + p.at(row, column, i, j), p.channels, place, largest,
-                               places.data());
-          }
-        }
-        place = 1;
-        for (int64_t i = 0; i < p.window_height; ++i) {
-          for (int64_t j = 0; j < p.window_width; ++j, ++place) {
-            InRange(words, reinterpret_cast<const uint32_t*>(places.data()), p.channels, place,
-                    place, packed + p.at(row, column, i, j) / 8);
-          }
+        for (int64_t k = 0; k < count; ++k) window[k] = x + p.at(row, column, k);
+        loops.largest(window.data(), count, p.channels,
+                      y + (row * p.columns() + column) * p.channels, places.data());
+        for (int64_t k = 0; k < count; ++k) {
+          const int32_t place = static_cast<int32_t>(k + 1);
+          InRange(words, places.data(), p.channels, place, place,
+                  packed + p.at(row, column, k) / 8);
         }
       }
     }
@@ -69,7 +63,7 @@ inline void MaxPoolGradient(const Pooling& p, const float* dy, const uint8_t* pa
       for (int64_t i = 0; i < p.window_height; ++i) {
         for (int64_t column = 0; column < p.columns(); ++column) {
           for (int64_t j = 0; j < p.window_width; ++j) {
-            const int64_t place = p.at(row, column, i, j);
+            const int64_t place = p.at(row, column, i * p.window_width + j);
             loops.choose(dy + (row * p.columns() + column) * p.channels, packed + place / 8,
                          p.channels, 1.0f, 0.0f, dx + place);
           }
