@@ -51,9 +51,9 @@ GB/s (1e9 bytes) of dense data; in brackets the speed relative to memcpy and to 
 (1.00 is as fast, 2.00 twice as fast). memcpy: numpy.copyto into a warm buffer, one thread.
 TensorFlow copy: DeepCopy. native, TensorFlow ops: the bitmap codec with its native kernels and
 without, as a tf.function, as layers use it. So is TensorFlow's copy: calling a tf.function takes
-some 0.1 ms, which a layer in the middle of a training step does not pay and small sizes show.
+some 0.2 ms, which a layer in the middle of a training step does not pay and small sizes show.
 Each is called again and again in its turn, for 30 ms. The latter half of these calls is shown. The
-first one, which finds in the caches what the others left there, as in training, is in the last
+first one, which finds in the caches what others left there, nearer to training, is in the last
 line and in the JSON file."""
 
 
@@ -326,7 +326,7 @@ def report(results):
 def sweep_table(name, sweep, direction):
     columns = [name, *COPIES, *CODECS]
     rows = [
-        [label(name, r.case), *(f"{r.throughput(copy):.1f}" for copy in COPIES)]
+        [label(name, r.case), *(f"{r.throughput(copy):.2f}" for copy in COPIES)]
         + [cell(r, f"{codec} {direction}") for codec in CODECS]
         for r in sweep
     ]

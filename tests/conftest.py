@@ -1,6 +1,7 @@
 """What every test starts from: quiet TensorFlow, fixed seeds, deterministic operations."""
 
 import os
+import warnings
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -9,6 +10,11 @@ import pytest
 import tensorflow as tf
 
 from bittrain_tf import native
+
+with warnings.catch_warnings():
+    # Where there is no compiler, that is for tests/test_native_build.py to check.
+    warnings.simplefilter("ignore", RuntimeWarning)
+    native.available()
 
 keras.utils.set_random_seed(0)  # TensorFlow wants a seed before it promises determinism.
 tf.config.experimental.enable_op_determinism()

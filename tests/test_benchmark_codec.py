@@ -30,7 +30,8 @@ def test_quick(tmp_path, native):
     arguments = ("--quick", "--json", figures, "--output", plot)
     result = run(*arguments, BITTRAIN_NATIVE=native)
     assert result.returncode == 0, result.stderr[-3000:]
-    assert ("NOT AVAILABLE" in result.stdout) >= (native == "0")
+    if native == "0":
+        assert "NOT AVAILABLE" in result.stdout
     assert "8 Mi elements (32 MiB), density 0.5" in result.stdout
     assert plot.read_bytes().startswith(b"\x89PNG")
 

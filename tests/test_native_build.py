@@ -16,8 +16,8 @@ from bittrain_tf import native
 from bittrain_tf.native import build
 
 ROOT = pathlib.Path(__file__).parents[1]
-HAS_COMPILER = any(shutil.which(name) for name in build._COMPILERS)
-needs_compiler = pytest.mark.skipif(not HAS_COMPILER, reason="no C++ compiler")
+COMPILERS = [os.environ["CXX"]] if "CXX" in os.environ else build._COMPILERS
+needs_compiler = pytest.mark.skipif(not any(map(shutil.which, COMPILERS)), reason="no C++ compiler")
 
 PROBE = """
 import json, sys, time, warnings

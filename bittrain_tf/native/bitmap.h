@@ -76,7 +76,7 @@ bool Compress(const Loops<Word>& loops, const Word* x, int64_t n, const uint8_t*
   int64_t i = 0;
   while (n - i >= kBlock) {
     const int64_t length = std::min(kStretch, (n - i) / kBlock * kBlock);
-    const bool room = end - values >= length;
+    const bool room = end - values >= length || loops.count(bits + i / 8, length / kBlock) == 0;
     const auto compress = room ? loops.compress : Portable<Word>::Compress;
     same &= compress(x + i, length / kBlock, bits + i / 8, &values);
     i += length;

@@ -40,7 +40,7 @@ struct Loops {
   void (*in_range)(const Word* x, int64_t blocks, Signed low, Signed high, uint8_t* bits);
 
   // Moves the marked words together, and `*values` past them; returns whether exactly the words
-  // that are not zero were marked. May write anywhere in `(*values)[0:64 * blocks]`.
+  // that are not zero were marked. May write anywhere in `(*values)[0:64 * blocks]` if any were.
   bool (*compress)(const Word* x, int64_t blocks, const uint8_t* bits, Word** values);
 
   // The reverse, with zeros between. May read anywhere in `(*values)[0:64 * blocks]`.

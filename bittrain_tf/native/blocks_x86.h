@@ -138,6 +138,12 @@ struct Avx2 {
     Word* next = *values;
     for (int64_t b = 0; b < blocks; ++b, x += kBlock, bits += 8) {
       const uint64_t marks = LoadMask(bits);
+      if (marks == 0) {  // storing nothing, again and again to one place, would be slow
+        for (int i = 0; i < kBlock; i += kLanes) {
+          differ |= Vector::Mask(Vector::Equal(Load(x + i), _mm256_setzero_si256())) ^ kAll;
+        }
+        continue;
+      }
       for (int i = 0; i < kBlock; i += kLanes) {
         const unsigned mask = static_cast<unsigned>(marks >> i) & kAll;
         const __m256i v = Load(x + i);
@@ -213,6 +219,7 @@ struct Avx2<uint16_t> {
     for (int64_t i = 0; i < blocks * 8; ++i, x += kLanes) {
       const __m128i v = Load(x);
       differ |= Mask(_mm_cmpeq_epi16(v, _mm_setzero_si128())) ^ bits[i] ^ 0xFF;
+      if (bits[i] == 0) continue;  // as above
       _mm_storeu_si128(reinterpret_cast<__m128i*>(next),
                        _mm_shuffle_epi8(v, Load(kShuffles2.compress[bits[i]])));
       next += _mm_popcnt_u32(bits[i]);
@@ -306,6 +313,12 @@ struct Avx512 {
     Word* next = *values;
     for (int64_t b = 0; b < blocks; ++b, x += kBlock, bits += 8) {
       const uint64_t marks = LoadMask(bits);
+      if (marks == 0) {  // as above
+        for (int i = 0; i < kBlock; i += kLanes) {
+          differ |= Vector::Nonzero(_mm512_loadu_si512(x + i));
+        }
+        continue;
+      }
       for (int i = 0; i < kBlock; i += kLanes) {
         const uint64_t mask = marks >> i & kAll;
         const __m512i v = _mm512_loadu_si512(x + i);

@@ -35,12 +35,24 @@ _native: Native | None = None
 
 
 def native() -> Native:
-    """The kernels, looked for once in a process."""
+    """The kernels, looked for once in a process; warns if they should be there and are not."""
     global _native
     if _native is None:
+        complaint = None
         with _lock:
             if _native is None:
-                _native = _find()
+                try:
+                    _native = _find()
+                except (BuildError, RuntimeError, OSError, tf.errors.OpError) as error:
+                    _native, complaint = Native(None, str(error)), error
+        if complaint is not None:
+            warnings.warn(
+                "bittrain_tf compresses with TensorFlow operations, which give the same result "
+                f"but take more time: its native kernels are not available, since {complaint}. "
+                f"Install a C++ compiler, or set {_SWITCH}=0 to do without them and this warning.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     return _native
 
 
@@ -56,17 +68,7 @@ def _find() -> Native:
     others = {d.device_type for d in tf.config.get_visible_devices()} - {"CPU"}
     if others:
         return Native(None, f"they run on CPUs, and TensorFlow sees a {', '.join(sorted(others))}")
-    try:
-        return _load_or_build()
-    except (BuildError, RuntimeError, OSError) as error:
-        warnings.warn(
-            "bittrain_tf compresses with TensorFlow operations, which give the same result but "
-            f"take more time: its native kernels are not available, since {error}. Install a "
-            f"C++ compiler, or set {_SWITCH}=0 to do without them and this warning.",
-            RuntimeWarning,
-            stacklevel=2,
-        )
-        return Native(None, str(error))
+    return _load_or_build()
 
 
 def _load_or_build() -> Native:
