@@ -51,6 +51,14 @@ test-slow: $(INSTALLED)
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
+fuzz: $(INSTALLED)
+	BITTRAIN_FUZZ_SECONDS=$${BITTRAIN_FUZZ_SECONDS:-600} \
+	BITTRAIN_FUZZ_SEED=$${BITTRAIN_FUZZ_SEED:-$$(date +%s)} \
+	  $(BIN)/python -m pytest -s tests/test_native_fuzz.py -k sanitizers
+
+bench-codec: $(INSTALLED)
+	$(BIN)/python -m benchmarks.codec --output docs/codec.png --overwrite
+
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.models
 

@@ -57,6 +57,7 @@ struct Neon<uint32_t> {
         const uint64_t mask = marks >> i & 15;
         const uint32x4_t v = vld1q_u32(x + i);
         differ |= Mask(vtstq_u32(v, v)) ^ mask;
+        if (mask == 0) continue;  // there may be no room at all
         const uint8x16_t shuffle = vld1q_u8(kShuffles4.compress[mask]);
         vst1q_u32(next, vreinterpretq_u32_u8(vqtbl1q_u8(vreinterpretq_u8_u32(v), shuffle)));
         next += __builtin_popcountll(mask);
@@ -118,6 +119,7 @@ struct Neon<uint16_t> {
     for (int64_t i = 0; i < blocks * 8; ++i, x += kLanes) {
       const uint16x8_t v = vld1q_u16(x);
       differ |= Mask(vtstq_u16(v, v)) ^ bits[i];
+      if (bits[i] == 0) continue;  // there may be no room at all
       const uint8x16_t shuffle = vld1q_u8(kShuffles2.compress[bits[i]]);
       vst1q_u16(next, vreinterpretq_u16_u8(vqtbl1q_u8(vreinterpretq_u8_u16(v), shuffle)));
       next += __builtin_popcount(bits[i]);

@@ -138,7 +138,8 @@ struct Avx2 {
     Word* next = *values;
     for (int64_t b = 0; b < blocks; ++b, x += kBlock, bits += 8) {
       const uint64_t marks = LoadMask(bits);
-      if (marks == 0) {  // storing nothing, again and again to one place, would be slow
+      // There may be no room at all; and storing nothing to one place again and again is slow.
+      if (marks == 0) {
         for (int i = 0; i < kBlock; i += kLanes) {
           differ |= Vector::Mask(Vector::Equal(Load(x + i), _mm256_setzero_si256())) ^ kAll;
         }
