@@ -62,7 +62,7 @@ class Recipe:
             self._kept = self._keep(x)
         return self._kept
 
-    def rectified(self, codec: Codec, limit: float) -> tf.Tensor | None:
+    def rectified(self, limit: float) -> tf.Tensor | None:
         """The tensor rectified, `min(max(x, 0), limit)`, in one go with the making of it.
 
         Returns:

@@ -353,3 +353,30 @@ def test_batch_normalization_and_rectifier_are_one_operation():
     kinds = [op.type for op in graph.get_operations() if op.type.startswith("Bittrain>")]
     # Forward, and once more for the second convolution's gradient.
     assert sorted(kinds) == ["Bittrain>Normalize"] * 2 + ["Bittrain>NormalizeGradient"]
+
+
+@pytest.mark.parametrize("limit", [None, 6])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "graph"])
+def test_a_normalized_batch_read_by_a_rectifier_and_by_others(graph, limit):
+    """The rectifier takes over from the normalization; its other readers keep theirs."""
+    inputs = keras.Input((8, 8, 3))
+    x = keras.layers.BatchNormalization()(keras.layers.Conv2D(8, 3)(inputs))
+    joined = keras.layers.Add()([keras.layers.ReLU(max_value=limit)(x), x])
+    stock = keras.Model(inputs, keras.layers.Conv2D(4, 3)(joined))
+    compressed = keras.models.clone_model(stock)
+    compressed.set_weights(stock.get_weights())
+    bt.compress(compressed)
+    images = tf.constant(np.random.default_rng(0).standard_normal((4, 8, 8, 3)), tf.float32)
+
+    def gradients(model):
+        with tf.GradientTape() as tape:
+            y = model(images, training=True)
+            loss = tf.reduce_sum(y**2)
+        return [y, *tape.gradient(loss, model.trainable_variables)]
+
+    run = tf.function(gradients) if graph else gradients
+    for mine, theirs in zip(run(compressed), run(stock), strict=True):
+        scale = np.abs(theirs).max()
+        # Sums of up to 144 terms of that size, and what cancels in them: the gradient of a
+        # bias before a normalization is nothing but rounding.
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-4 * max(scale, 1))

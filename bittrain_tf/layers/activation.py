@@ -108,10 +108,9 @@ def rectify(fn: Activation, rectifier: _Rectifier, x: tf.Tensor, codec: Codec) -
     if not recorded(x):
         return recipes.attach(fn(x), recipes.Encoded(codec))
     recipe = recipes.of(x)
-    if recipe is not None:
-        y = recipe.rectified(codec, rectifier.limit)
-        if y is not None:
-            return y
+    together = None if recipe is None else recipe.rectified(rectifier.limit)
+    if together is not None:
+        return together
     y = fn(tf.stop_gradient(x))
     return _with_mask(fn, y, rectifier.pack(y), x, codec)
 

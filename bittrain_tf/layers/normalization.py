@@ -10,7 +10,6 @@ from keras import ops
 
 from bittrain_tf import native, recipes
 from bittrain_tf.backward.normalization import batch_norm_gradient
-from bittrain_tf.codecs import Codec
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded, recording
 
@@ -160,7 +159,7 @@ class _Normalized(recipes.Derived):
         self._gamma, self._beta = gamma, beta
         self._scale, self._offset = scale, offset
 
-    def rectified(self, codec: Codec, limit: float) -> tf.Tensor | None:
+    def rectified(self, limit: float) -> tf.Tensor | None:
         if tf.executing_eagerly():
             return None  # the output has been computed; in a graph nobody then asks for it
         scale, offset = self._scale, self._offset

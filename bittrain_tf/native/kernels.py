@@ -25,7 +25,11 @@ def available() -> bool:
 
 def threads() -> int:
     """How many threads a kernel may use: as many as TensorFlow's own operations."""
-    return tf.config.threading.get_intra_op_parallelism_threads() or len(os.sched_getaffinity(0))
+    configured = tf.config.threading.get_intra_op_parallelism_threads()
+    if configured:
+        return configured
+    affinity = getattr(os, "sched_getaffinity", None)  # Linux has it
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def _ops() -> Any:
