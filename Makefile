@@ -52,8 +52,8 @@ test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 fuzz: $(INSTALLED)
-	BITTRAIN_FUZZ_SECONDS=$${BITTRAIN_FUZZ_SECONDS:-600} \
-	BITTRAIN_FUZZ_SEED=$${BITTRAIN_FUZZ_SEED:-$$(date +%s)} \
+	@seed=$${BITTRAIN_FUZZ_SEED:-$$(date +%s)}; echo "seed $$seed"; \
+	BITTRAIN_FUZZ_SECONDS=$${BITTRAIN_FUZZ_SECONDS:-600} BITTRAIN_FUZZ_SEED=$$seed \
 	  $(BIN)/python -m pytest -s tests/test_native_fuzz.py -k sanitizers
 
 bench-codec: $(INSTALLED)

@@ -15,8 +15,9 @@ import numpy as np
 import tensorflow as tf
 
 from bittrain_tf.analysis.graph import StepGraph, key
-from bittrain_tf.analysis.kept import DENSE, INPUT, SMALL, Analysis, Holder, KeptTensor
+from bittrain_tf.analysis.kept import DENSE, INPUT, MASK, SMALL, Analysis, Holder, KeptTensor
 from bittrain_tf.analysis.scopes import LayerScopes, codec_of
+from bittrain_tf.native.kernels import OPERATION_PREFIX
 from bittrain_tf.rewrite import check_model
 
 Loss = Callable[[Any, Any], tf.Tensor]
@@ -86,6 +87,8 @@ class _Found:
         holders: tuple[Holder, ...],
     ) -> None:
         self._name, self._dtype = tensor.name, dtype
+        # Native kernels make masks beside what else they compute.
+        self._is_mask = dtype == tf.uint8 and tensor.op.type.startswith(OPERATION_PREFIX)
         self._layer, self._is_input, self._holders = layer, is_input, holders
         if tensor.dtype == tf.variant:
             tensor = _stacked(tensor, dtype)
@@ -113,6 +116,8 @@ class _Found:
         if part is not None:
             # What a decoder makes is dense; it is kept only if the decoder does not wait.
             return part[1] if part[0] == "encode" else DENSE
+        if self._is_mask:
+            return MASK
         # A mean or variance has one dimension, or others of length 1, and no batch.
         is_statistic = self._shape.is_fully_defined() and sum(d != 1 for d in shape) <= 1
         if nbytes < _SMALL_BYTES or (is_statistic and nbytes < _STATISTIC_BYTES):

@@ -60,7 +60,8 @@ std::vector<double> SumRows(const Rows& shards, int64_t width, int64_t threads, 
   return sums;
 }
 
-// y = x * scale + offset from `low` to `high`; `packed`, if not null, marks low < y < high.
+// y = x * scale + offset from `low` to `high`; `packed`, if not null, marks low < y < high. `y`
+// may be `x`.
 inline void Normalize(const float* x, const float* scale, const float* offset, int64_t rows,
                       int64_t channels, float low, float high, int64_t threads, float* y,
                       uint8_t* packed) {

@@ -15,7 +15,7 @@ namespace bittrain {
 constexpr int64_t kStretch = 16 * kBlock;  // elements handed to one call of an inner loop
 constexpr int64_t kGrain = int64_t{1} << 16;
 
-inline int64_t BitmapBytes(int64_t elements) { return (elements + 7) / 8; }
+inline int64_t BitmapBytes(int64_t elements) { return elements / 8 + (elements % 8 != 0); }
 
 // Whether the bits that fill up the last byte are all zero.
 inline bool FilledWithZeros(const uint8_t* bitmap, int64_t elements) {

@@ -15,6 +15,7 @@ import tensorflow as tf
 from bittrain_tf import second_derivatives
 from bittrain_tf.native.load import native
 
+OPERATION_PREFIX = "Bittrain>"
 _NO_MASK: list[int] = []
 
 
@@ -186,4 +187,4 @@ for _name in (
     "MaxPool",
     "MaxPoolGradient",
 ):
-    tf.RegisterGradient(f"Bittrain>{_name}")(second_derivatives.refuse)
+    tf.RegisterGradient(OPERATION_PREFIX + _name)(second_derivatives.refuse)
