@@ -175,11 +175,11 @@ def keep(x: tf.Tensor) -> Kept:
     return Kept((x,), _itself) if recipe is None else recipe.keep(x)
 
 
-def keep_mask(packed: tf.Tensor) -> Kept:
-    """Keep a packed mask, as such."""
-    with tf.name_scope("encode_mask"):
-        packed = tf.identity(packed)
-    return Kept((packed,), _packed)
+def keep_mask(packed: tf.Tensor, y: tf.Tensor) -> tuple[Kept, tf.Tensor]:
+    """Keep a packed mask, as such; also `y`, now waiting for the mask to be there."""
+    kept = Kept((packed,), tf.identity)
+    (y,) = after([y], kept.parts)
+    return kept, y
 
 
 def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
@@ -272,11 +272,6 @@ def _rebuild_each(kept: Sequence[Kept], parts: Sequence[tf.Tensor]) -> list[tf.T
 
 def _itself(x: tf.Tensor) -> tf.Tensor:
     return x
-
-
-def _packed(mask: tf.Tensor) -> tf.Tensor:
-    with tf.name_scope("decode_mask"):
-        return tf.identity(mask)
 
 
 def differentiate(

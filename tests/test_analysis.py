@@ -293,7 +293,9 @@ def test_loops_are_measured_step_by_step():
 
 def test_inputs_given_by_name():
     inputs = {name: keras.Input((8,), name=name) for name in ("b", "a")}
-    model = keras.Model(inputs, layers.Dense(3)(layers.Concatenate()(list(inputs.values()))))
+    model = keras.Model(
+        inputs, layers.Dense(3)(layers.Concatenate(name="concatenate")(list(inputs.values())))
+    )
     analysis = bt.analyze(model, {"a": np.ones((2, 8)), "b": np.ones((2, 8))})
     assert [row.shape for row in analysis.rows if row.layer == "concatenate"] == [(2, 16)]
 

@@ -73,8 +73,7 @@ def activate_linear(
         return activate(fn, y, codec)
     kept = [recipes.keep(x) for x in inputs]
     y = fn(linear(*recipes.detach(inputs, kept)))
-    passes = recipes.keep_mask(rectifier.pack(y))
-    (y,) = recipes.after([y], passes.parts)
+    passes, y = recipes.keep_mask(rectifier.pack(y), y)
 
     def gradient(dy: tf.Tensor, *rebuilt: tf.Tensor) -> list[tf.Tensor | None]:
         *inputs, passes = rebuilt
@@ -118,8 +117,7 @@ def rectify(fn: Activation, rectifier: _Rectifier, x: tf.Tensor, codec: Codec) -
 def _with_mask(
     fn: Activation, y: tf.Tensor, passes: tf.Tensor, x: tf.Tensor, codec: Codec
 ) -> tf.Tensor:
-    kept = recipes.keep_mask(passes)
-    (y,) = recipes.after([y], kept.parts)
+    kept, y = recipes.keep_mask(passes, y)
     y = recipes.with_gradient(y, [x], [kept], lambda dy, passes: (mask.multiply(dy, passes),))
     if recipes.is_free(x):
         # The input can be had again from what is kept anyway, so the output can, too.
@@ -154,8 +152,7 @@ def _leaky_relu(
 ) -> tf.Tensor:
     if not recorded(x):
         return fn(x)
-    kept = recipes.keep_mask(mask.pack_positive(x))
-    (y,) = recipes.after([fn(tf.stop_gradient(x))], kept.parts)
+    kept, y = recipes.keep_mask(mask.pack_positive(x), fn(tf.stop_gradient(x)))
     slope = float(np.float32(negative_slope))  # of the precision TensorFlow's operation takes
     return recipes.with_gradient(
         y, [x], [kept], lambda dy, passes: (mask.choose(dy, passes, on=1.0, off=slope),)

@@ -29,9 +29,8 @@ class CompressedDropout(CompressedLayer):
         y = tf.where(passes, inputs * scaled, tf.zeros([], inputs.dtype))
         if not recorded(inputs):
             return recipes.attach(y, recipes.Encoded(self.codec))
-        kept = recipes.keep_mask(mask.pack(passes))
+        kept, y = recipes.keep_mask(mask.pack(passes), tf.stop_gradient(y))
         scale = 1.0 / (1.0 - self.rate)
-        (y,) = recipes.after([tf.stop_gradient(y)], kept.parts)
         y = recipes.with_gradient(
             y, [inputs], [kept], lambda dy, passes: (mask.choose(dy, passes, on=scale, off=0.0),)
         )

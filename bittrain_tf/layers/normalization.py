@@ -164,8 +164,7 @@ class _Normalized(recipes.Derived):
             return None  # the output has been computed; in a graph nobody then asks for it
         scale, offset = self._scale, self._offset
         y, packed = native.normalize_and_rectify(self._x, scale, offset, limit=limit, marked=True)
-        passes = recipes.keep_mask(packed)
-        (y,) = recipes.after([y], passes.parts)
+        passes, y = recipes.keep_mask(packed, y)
 
         def again(x: tf.Tensor) -> tf.Tensor:
             return native.normalize_and_rectify(x, scale, offset, limit=limit, marked=False)[0]

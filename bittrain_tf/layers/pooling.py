@@ -65,8 +65,7 @@ class CompressedMaxPooling(CompressedLayer):
                 y = super().call(x)
             selections = tape.gradient(y, x)  # of the sum: 1 for the maxima, else 0
             packed = mask.pack(tf.not_equal(selections, 0))
-        kept = recipes.keep_mask(packed)
-        (y,) = recipes.after([y], kept.parts)
+        kept, y = recipes.keep_mask(packed, y)
         static_shape = x.shape
         shape = static_shape if static_shape.is_fully_defined() else tf.shape(x)
 

@@ -119,8 +119,7 @@ template <typename Word>
 class Bitmap {
  public:
   Bitmap(int64_t elements, int64_t threads, const Loops<Word>& loops = BestLoops<Word>())
-      : elements_(elements),
-        threads_(threads),
+      : threads_(threads),
         loops_(loops),
         shards_(elements, kGrain, kStretch, threads),
         offsets_(shards_.count + 1) {}
@@ -177,7 +176,7 @@ class Bitmap {
     return offsets_.back();
   }
 
-  int64_t elements_, threads_;
+  int64_t threads_;
   const Loops<Word>& loops_;
   Shards shards_;
   std::vector<int64_t> offsets_;

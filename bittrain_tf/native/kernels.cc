@@ -319,24 +319,32 @@ struct MarkTrueKernel : Threaded {
   }
 };
 
+// dy, packed -> dx, in the buffer of dy if nobody else needs that. Calls `fn(dy, packed, size, dx)`.
+template <typename T, typename Fn>
+void ApplyMask(Run& run, const Fn& fn) {
+  auto dy = run.Input(0);
+  const auto packed = run.Input(1);
+  if (!run.ok() || !CheckMask(run, "mask", packed, Size(dy))) return;
+  const auto dx = run.OutputInPlaceOf(dy, 0, 0);
+  if (run.ok()) fn(Data<T>(dy), Data<uint8_t>(packed), Size(dy), Data<T>(dx));
+}
+
 // dy, packed -> dy * packed
 template <typename F, typename Word>
 struct MultiplyKernel : Threaded {
   using Threaded::Threaded;
 
   void Compute(Run& run) const {
-    auto dy = run.Input(0);
-    const auto packed = run.Input(1);
-    if (!run.ok() || !CheckMask(run, "mask", packed, Size(dy))) return;
-    const auto dx = run.OutputInPlaceOf(dy, 0, 0);
-    if (!run.ok()) return;
-    if constexpr (std::is_same_v<F, Float>) {
-      Multiply(Data<float>(dy), Data<uint8_t>(packed), Size(dy), threads, Data<float>(dx));
-    } else if constexpr (std::is_same_v<F, Double>) {
-      Multiply(Data<double>(dy), Data<uint8_t>(packed), Size(dy), threads, Data<double>(dx));
-    } else {
-      MultiplyBits<F>(Data<Word>(dy), Data<uint8_t>(packed), Size(dy), threads, Data<Word>(dx));
-    }
+    using Real = std::conditional_t<std::is_same_v<F, Float>, float, double>;
+    constexpr bool kComputes = sizeof(Word) > 2;  // the others are handled as bits
+    using T = std::conditional_t<kComputes, Real, Word>;
+    ApplyMask<T>(run, [this](const T* dy, const uint8_t* packed, int64_t n, T* dx) {
+      if constexpr (kComputes) {
+        Multiply(dy, packed, n, threads, dx);
+      } else {
+        MultiplyBits<F>(dy, packed, n, threads, dx);
+      }
+    });
   }
 };
 
@@ -346,12 +354,9 @@ struct ChooseKernel : Threaded {
       : Threaded(attributes), on(attributes.Float("on")), off(attributes.Float("off")) {}
 
   void Compute(Run& run) const {
-    auto dy = run.Input(0);
-    const auto packed = run.Input(1);
-    if (!run.ok() || !CheckMask(run, "mask", packed, Size(dy))) return;
-    const auto dx = run.OutputInPlaceOf(dy, 0, 0);
-    if (!run.ok()) return;
-    Choose(Data<float>(dy), Data<uint8_t>(packed), Size(dy), on, off, threads, Data<float>(dx));
+    ApplyMask<float>(run, [this](const float* dy, const uint8_t* packed, int64_t n, float* dx) {
+      Choose(dy, packed, n, on, off, threads, dx);
+    });
   }
 
   const float on, off;
