@@ -16,6 +16,7 @@ are there):
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -29,16 +30,90 @@ from bittrain_tf.codecs import Codec
 _ATTRIBUTE = "_bittrain_recipe"
 
 
-class Kept(NamedTuple):
-    """What is kept of one tensor: `rebuild(*parts)` is that tensor again, bit for bit."""
+# Gradients, in the order they are written down, within which a rebuilt tensor is handed on rather
+# than rebuilt again: it takes its full size as long as it waits. Decoding or an elementwise
+# function costs little, so it waits for the neighbouring layer only; a product costs as much as
+# the layer that made it, and waits for all of a block of layers.
+_SHARED_FOR, _PRODUCT_SHARED_FOR = 1, 16
 
-    parts: tuple[tf.Tensor, ...]
-    rebuild: Callable[..., tf.Tensor]
 
-    @property
-    def encoded(self) -> tuple[tf.Tensor, ...]:
-        """The parts that had to be made, for a forward computation to wait for."""
-        return () if self.rebuild is _itself else self.parts
+class Kept:
+    """What is kept of one tensor, and how that tensor is had again, bit for bit.
+
+    Args:
+        rebuild: `rebuild(*parts, *sources)` is the tensor.
+        parts: The tensors kept for it.
+        sources: What is kept of other tensors it is computed from.
+        made: Whether the parts had to be made; else they are there in any case.
+        is_product: Whether rebuilding takes a convolution or a matrix product.
+    """
+
+    def __init__(
+        self,
+        rebuild: Callable[..., tf.Tensor],
+        parts: Sequence[tf.Tensor] = (),
+        sources: Sequence[Kept] = (),
+        *,
+        made: bool = True,
+        is_product: bool = False,
+    ) -> None:
+        self.parts, self.sources = tuple(parts), tuple(sources)
+        self._rebuild = rebuild
+        self._shared_for = _PRODUCT_SHARED_FOR if is_product else _SHARED_FOR
+        self._shared: tuple[tf.Graph, int, tf.Tensor] | None = None
+        #: The parts that had to be made, for a forward computation to wait for.
+        self.encoded: tuple[tf.Tensor, ...] = _distinct(
+            [*(self.parts if made else ()), *(part for s in self.sources for part in s.encoded)]
+        )
+
+    def again(self, dys: Sequence[tf.Tensor]) -> tf.Tensor:
+        """The tensor, available some time after the gradients `dys` are.
+
+        In a graph, gradients written down close to each other share one rebuilt tensor.
+        Run eagerly, it would have to be held for a reader that may never come.
+        """
+        if tf.executing_eagerly():
+            return self._anew(dys)
+        graph = tf.compat.v1.get_default_graph()
+        now = _gradients_in.get(graph, 0)
+        if self._shared is not None:
+            where, since, tensor = self._shared
+            if where is graph and now - since <= self._shared_for:
+                return tensor
+        tensor = self._anew(dys)
+        self._shared = graph, now, tensor
+        return tensor
+
+    def _anew(self, dys: Sequence[tf.Tensor]) -> tf.Tensor:
+        sources = [source.again(dys) for source in self.sources]
+        parts = after(self.parts, dys) if self.parts else []
+        # Guarded one by one: oneDNN's graph rewriting fuses a filter and a bias gradient
+        # that read one operation, even if they read different outputs of it.
+        return _first_order(self._rebuild, *parts, *sources)
+
+
+def _distinct(tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
+    return tuple({id(tensor): tensor for tensor in tensors}.values())
+
+
+# How many gradients have been written into a graph: the clock of sharing.
+_gradients_in: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+
+
+class Rectified(NamedTuple):
+    """A tensor rectified: the output, with its gradient, and how to have it again.
+
+    Attributes:
+        y: The output.
+        passes: The packed mask, kept for the gradient, of where it passes.
+        again: `again(source)` is the output.
+        source: A tensor.
+    """
+
+    y: tf.Tensor
+    passes: tf.Tensor
+    again: Callable[[tf.Tensor], tf.Tensor]
+    source: tf.Tensor
 
 
 class Recipe:
@@ -62,12 +137,10 @@ class Recipe:
             self._kept = self._keep(x)
         return self._kept
 
-    def rectified(self, limit: float) -> tf.Tensor | None:
+    def rectified(self, limit: float) -> Rectified | None:
         """The tensor rectified, `min(max(x, 0), limit)`, in one go with the making of it.
 
-        Returns:
-            The output, with its gradient and a recipe of its own; None if that is not
-            possible, or no cheaper than to rectify the tensor itself.
+        None if that is not possible, or no cheaper than to rectify the tensor itself.
         """
         return None
 
@@ -100,7 +173,7 @@ class Encoded(Recipe):
             with tf.name_scope(f"decode_{codec.name}"):
                 return tf.ensure_shape(codec.decode(parts, shape, dtype), static_shape)
 
-        return Kept(parts, rebuild)
+        return Kept(rebuild, parts)
 
 
 class Derived(Recipe):
@@ -114,6 +187,7 @@ class Derived(Recipe):
         sources: Tensors.
         sources_kept: Whether the sources are kept anyway; by default, whether their
             recipes are free.
+        is_product: Whether `fn` is, or holds, a convolution or a matrix product.
     """
 
     def __init__(
@@ -122,11 +196,12 @@ class Derived(Recipe):
         sources: Sequence[tf.Tensor],
         *,
         sources_kept: bool = False,
+        is_product: bool = False,
     ) -> None:
         self.fn = fn
+        self._is_product = is_product
         self.sources = tuple(sources)
-        riding = [of(source) for source in self.sources]
-        self.cost = 1 + sum(recipe.cost for recipe in riding if recipe is not None)
+        self.cost = 1 + cost(*sources)
         self._sources_kept = sources_kept
 
     @property
@@ -136,12 +211,7 @@ class Derived(Recipe):
 
     def _keep(self, x: tf.Tensor) -> Kept:
         kept = [keep(source) for source in self.sources]
-        fn = self.fn
-
-        def rebuild(*parts: tf.Tensor) -> tf.Tensor:
-            return fn(*_rebuild_each(kept, parts))
-
-        return Kept(tuple(part for k in kept for part in k.parts), rebuild)
+        return Kept(self.fn, sources=kept, is_product=self._is_product)
 
 
 def attach(x: tf.Tensor, recipe: Recipe) -> tf.Tensor:
@@ -163,6 +233,11 @@ def of(x: tf.Tensor) -> Recipe | None:
     return recipe if inside else None
 
 
+def cost(*tensors: tf.Tensor) -> int:
+    """Roughly how many passes over a tensor it takes to have all of `tensors` again."""
+    return sum(recipe.cost for recipe in map(of, tensors) if recipe is not None)
+
+
 def is_free(x: tf.Tensor) -> bool:
     """Whether `x` can be kept without adding to what is kept already."""
     recipe = of(x)
@@ -172,12 +247,12 @@ def is_free(x: tf.Tensor) -> bool:
 def keep(x: tf.Tensor) -> Kept:
     """What to keep of `x`: by its recipe, or else the tensor itself."""
     recipe = of(x)
-    return Kept((x,), _itself) if recipe is None else recipe.keep(x)
+    return Kept(_itself, (x,), made=False) if recipe is None else recipe.keep(x)
 
 
 def keep_mask(packed: tf.Tensor, y: tf.Tensor) -> tuple[Kept, tf.Tensor]:
     """Keep a packed mask, as such; also `y`, now waiting for the mask to be there."""
-    kept = Kept((packed,), tf.identity)
+    kept = Kept(tf.identity, (packed,))
     (y,) = after([y], kept.parts)
     return kept, y
 
@@ -234,25 +309,38 @@ def with_gradient(
         gradient: `gradient(dy, *rebuilt)`, a tensor (or None) for each of `inputs`;
             `rebuilt` are the tensors of `kept`.
     """
-    dtype = y.dtype
+    (y,) = with_gradients([y], inputs, kept, lambda dys, *rebuilt: gradient(*dys, *rebuilt))
+    return y
+
+
+def with_gradients(
+    ys: Sequence[tf.Tensor],
+    inputs: Sequence[tf.Tensor],
+    kept: Sequence[Kept],
+    gradient: Callable[..., Sequence[tf.Tensor | None]],
+) -> list[tf.Tensor]:
+    """`with_gradient` for several outputs: `gradient(dys, *rebuilt)`."""
+    dtypes = [y.dtype for y in ys]
     scope = "/".join(filter(None, ("backward", tf.get_current_name_scope())))
 
     @tf.custom_gradient
-    def bridge(y: tf.Tensor, *inputs: tf.Tensor) -> tuple[tf.Tensor, Callable[..., Any]]:
-        def grad(dy: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
+    def bridge(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
+        def grad(*dys: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
             with tf.name_scope(f"{scope}/"):  # the slash: this very scope, not one numbered anew
                 # Densified: a gather's gradient arrives as tf.IndexedSlices.
-                dy = _first_order(tf.identity, tf.cast(tf.convert_to_tensor(dy), dtype))
-                parts = after([part for k in kept for part in k.parts], [dy])
-                # Guarded one by one: oneDNN's graph rewriting fuses a filter and a bias gradient
-                # that read one operation, even if they read different outputs of it.
-                guarded = [k._replace(rebuild=partial(_first_order, k.rebuild)) for k in kept]
-                rebuilt = _rebuild_each(guarded, parts)
-                return (None, *gradient(dy, *rebuilt))
+                densified = [
+                    _first_order(tf.identity, tf.cast(tf.convert_to_tensor(dy), dtype))
+                    for dy, dtype in zip(dys, dtypes, strict=True)
+                ]
+                if not tf.executing_eagerly():
+                    graph = tf.compat.v1.get_default_graph()
+                    _gradients_in[graph] = _gradients_in.get(graph, 0) + 1
+                rebuilt = [k.again(densified) for k in kept]
+                return (*[None] * len(ys), *gradient(densified, *rebuilt))
 
-        return y, grad
+        return list(tensors[: len(ys)]), grad
 
-    return bridge(tf.stop_gradient(y), *inputs)
+    return bridge(*map(tf.stop_gradient, ys), *inputs)
 
 
 def after(tensors: Sequence[tf.Tensor], first: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -261,23 +349,14 @@ def after(tensors: Sequence[tf.Tensor], first: Sequence[tf.Tensor]) -> list[tf.T
         return tf.identity_n(list(tensors))
 
 
-def _rebuild_each(kept: Sequence[Kept], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    rebuilt, start = [], 0
-    for k in kept:
-        end = start + len(k.parts)
-        rebuilt.append(k.rebuild(*parts[start:end]))
-        start = end
-    return rebuilt
-
-
 def _itself(x: tf.Tensor) -> tf.Tensor:
     return x
 
 
 def differentiate(
-    fn: Callable[..., tf.Tensor], dy: tf.Tensor, *inputs: tf.Tensor
+    fn: Callable[..., Any], dy: Any, *inputs: tf.Tensor
 ) -> list[tf.Tensor | None]:
-    """The gradients of `fn` at `inputs`, the first not before the others."""
+    """The gradients of `fn` at `inputs`, the first not before the others; see `vjp`."""
     dx, *others = vjp(fn, inputs, dy)
     # The layers below start from dx. Were they not to wait, their backward pass would run
     # ahead while the rebuilt input of every layer still waits for its weights' gradient.

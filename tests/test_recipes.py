@@ -51,7 +51,7 @@ def test_an_output_read_twice_is_encoded_once():
     graph = train_graph(bt.compress(keras.Model(inputs, layers.Add()(readers))))
     assert len(calls(graph, "encode_bitmap")) == 1
     assert len(calls(graph, "encode_mask")) == 1
-    assert len(calls(graph, "decode_bitmap")) == 2
+    assert len(calls(graph, "decode_bitmap")) == 1  # the two read it one after the other
 
 
 @pytest.mark.parametrize(

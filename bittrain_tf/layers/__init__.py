@@ -2,6 +2,7 @@
 
 from bittrain_tf.layers import (
     activation,
+    attention,
     convolution,
     dense,
     dropout,
@@ -22,6 +23,7 @@ from bittrain_tf.layers.registry import (
 __all__ = [
     "CompressedLayer",
     "activation",
+    "attention",
     "compressed_class",
     "convolution",
     "dense",

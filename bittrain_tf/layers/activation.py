@@ -7,8 +7,10 @@ What stock Keras keeps for the gradient, and what is kept here:
 * LeakyReLU: the dense input; here one bit an element.
 * compositions (GELU, hard swish, PReLU, ...): several dense intermediates; here
   the input only, from which the rest is computed again.
-* sigmoid, tanh, softmax, SiLU, ELU, ...: one dense tensor, often shared with the
-  next layer. Nothing lossless is smaller, so these stay stock.
+* SiLU, softplus, softsign: the dense input, and the dense output for the next layer;
+  here neither, where the input can be had from what is kept anyway.
+* sigmoid, tanh, softmax, ELU, ...: the dense output, often shared with the next
+  layer. Nothing lossless is smaller, so these stay stock.
 """
 
 from __future__ import annotations
@@ -24,33 +26,33 @@ import tensorflow as tf
 
 from bittrain_tf import recipes
 from bittrain_tf.backward.vjp import vjp
-from bittrain_tf.codecs import Codec, mask
+from bittrain_tf.codecs import mask
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
 from bittrain_tf.private import recorded, recording
 
 Activation = Callable[[tf.Tensor], tf.Tensor]
 
 
-def activate(fn: Activation | None, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+def activate(fn: Activation | None, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
     """`fn(x)`, keeping as little as its gradient needs.
 
     Args:
         fn: A Keras or TensorFlow activation function, or any other callable, which is
             called as it is.
         x: Floating-point tensor.
-        codec: How a sparse output is to be kept by its readers.
+        layer: The layer it is a part of, which says how its readers keep the output.
     """
     if fn is None:
         return x
     compressed = _COMPRESSED.get(fn) if recording() and x.dtype.is_floating else None
-    return fn(x) if compressed is None else compressed(fn, x, codec)
+    return fn(x) if compressed is None else compressed(fn, x, layer)
 
 
 def activate_linear(
     fn: Activation | None,
     linear: Callable[..., tf.Tensor],
     *inputs: tf.Tensor,
-    codec: Codec,
+    layer: CompressedLayer,
     cheap: bool = False,
 ) -> tf.Tensor:
     """`fn(linear(*inputs))`, its inputs kept by their recipes, if the first has one.
@@ -62,15 +64,15 @@ def activate_linear(
         fn: See `activate`.
         linear: A deterministic function of the inputs, without variables.
         *inputs: Its arguments.
-        codec: See `activate`.
-        cheap: Whether to compute the output again rather than have its readers keep it.
+        layer: See `activate`.
+        cheap: Whether to compute the output again, where no choice has been made, rather
+            than have its readers keep it.
     """
     rectifier = _RECTIFIERS.get(fn)
     if rectifier is None:
         y = recipes.consume(linear, *inputs)
-        if cheap:
-            recipes.attach(y, recipes.Derived(linear, inputs, sources_kept=True))
-        return activate(fn, y, codec)
+        layer.leave(y, linear, *inputs, rebuilt=cheap, is_product=True)
+        return activate(fn, y, layer)
     kept = [recipes.keep(x) for x in inputs]
     y = fn(linear(*recipes.detach(inputs, kept)))
     passes, y = recipes.keep_mask(rectifier.pack(y), y)
@@ -80,10 +82,14 @@ def activate_linear(
         return recipes.differentiate(linear, mask.multiply(dy, passes), *inputs)
 
     y = recipes.with_gradient(y, inputs, [*kept, passes], gradient)
-    if cheap:
-        again = recipes.Derived(lambda *inputs: fn(linear(*inputs)), inputs, sources_kept=True)
-        return recipes.attach(y, again)
-    return recipes.attach(y, recipes.Encoded(codec, support=passes.parts[0]))
+    return layer.leave(
+        y,
+        lambda *inputs: fn(linear(*inputs)),
+        *inputs,
+        kept=recipes.Encoded(layer.codec, support=passes.parts[0]),
+        rebuilt=cheap,
+        is_product=True,
+    )
 
 
 class _Rectifier(NamedTuple):
@@ -102,53 +108,56 @@ _RELU = _Rectifier(math.inf, mask.pack_positive)
 _RELU6 = _Rectifier(6.0, mask.pack_within_six)
 
 
-def rectify(fn: Activation, rectifier: _Rectifier, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+def rectify(
+    fn: Activation, rectifier: _Rectifier, x: tf.Tensor, layer: CompressedLayer
+) -> tf.Tensor:
     """`fn(x)`, `fn` being that rectifier."""
     if not recorded(x):
-        return recipes.attach(fn(x), recipes.Encoded(codec))
+        return recipes.attach(fn(x), recipes.Encoded(layer.codec))
     recipe = recipes.of(x)
     together = None if recipe is None else recipe.rectified(rectifier.limit)
     if together is not None:
-        return together
+        y, passes, again, source = together
+        kept = recipes.Encoded(layer.codec, support=passes)
+        return layer.leave(y, again, source, kept=kept, rebuilt=True)
     y = fn(tf.stop_gradient(x))
-    return _with_mask(fn, y, rectifier.pack(y), x, codec)
+    return _with_mask(fn, y, rectifier.pack(y), x, layer)
 
 
 def _with_mask(
-    fn: Activation, y: tf.Tensor, passes: tf.Tensor, x: tf.Tensor, codec: Codec
+    fn: Activation, y: tf.Tensor, passes: tf.Tensor, x: tf.Tensor, layer: CompressedLayer
 ) -> tf.Tensor:
     kept, y = recipes.keep_mask(passes, y)
     y = recipes.with_gradient(y, [x], [kept], lambda dy, passes: (mask.multiply(dy, passes),))
-    if recipes.is_free(x):
-        # The input can be had again from what is kept anyway, so the output can, too.
-        return recipes.attach(y, recipes.Derived(fn, [x]))
-    return recipes.attach(y, recipes.Encoded(codec, support=kept.parts[0]))
+    # Where the input can be had again from what is kept anyway, the output can, too.
+    encoded = recipes.Encoded(layer.codec, support=kept.parts[0])
+    return layer.leave(y, fn, x, kept=encoded, rebuilt=recipes.is_free(x))
 
 
-def _relu(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
-    return rectify(fn, _RELU, x, codec)
+def _relu(fn: Activation, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
+    return rectify(fn, _RELU, x, layer)
 
 
-def _relu6(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
-    return rectify(fn, _RELU6, x, codec)
+def _relu6(fn: Activation, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
+    return rectify(fn, _RELU6, x, layer)
 
 
-def _hard_sigmoid(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+def _hard_sigmoid(fn: Activation, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
     # Keras's own definition, with a ReLU6 that keeps a mask instead of its output.
-    return _relu6(tf.nn.relu6, x + 3.0, codec) / 6.0
+    return _relu6(tf.nn.relu6, x + 3.0, layer) / 6.0
 
 
-def _sparse(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
+def _sparse(fn: Activation, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
     """For functions whose derivative is 0 or 1 at every point."""
     if not recorded(x):
-        return recipes.attach(fn(x), recipes.Encoded(codec))
+        return recipes.attach(fn(x), recipes.Encoded(layer.codec))
     y = fn(tf.stop_gradient(x))
     (derivative,) = vjp(fn, [tf.stop_gradient(x)], tf.ones_like(y))
-    return _with_mask(fn, y, mask.pack(tf.not_equal(derivative, 0)), x, codec)
+    return _with_mask(fn, y, mask.pack(tf.not_equal(derivative, 0)), x, layer)
 
 
 def _leaky_relu(
-    fn: Activation, x: tf.Tensor, codec: Codec, negative_slope: float = 0.2
+    fn: Activation, x: tf.Tensor, layer: CompressedLayer, negative_slope: float = 0.2
 ) -> tf.Tensor:
     if not recorded(x):
         return fn(x)
@@ -159,8 +168,15 @@ def _leaky_relu(
     )
 
 
-def _composed(fn: Activation, x: tf.Tensor, codec: Codec) -> tf.Tensor:
-    return recipes.keep_inputs(fn, x) if recorded(x) else fn(x)
+def _composed(fn: Activation, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
+    if not recorded(x):
+        return fn(x)
+    return layer.leave(recipes.keep_inputs(fn, x), fn, x, rebuilt=recipes.is_free(x))
+
+
+def _by_input(fn: Activation, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
+    """For functions of which stock keeps the input, as it is."""
+    return fn(x) if recipes.of(x) is None and layer.choice is None else _composed(fn, x, layer)
 
 
 _RECTIFIERS: dict[Callable[..., tf.Tensor] | None, _Rectifier] = {
@@ -172,7 +188,7 @@ _RECTIFIERS: dict[Callable[..., tf.Tensor] | None, _Rectifier] = {
     tf.nn.relu6: _RELU6,
 }
 
-_COMPRESSED: dict[Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, Codec], tf.Tensor]] = {
+_COMPRESSED: dict[Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, CompressedLayer], tf.Tensor]] = {
     **{fn: _relu if kind is _RELU else _relu6 for fn, kind in _RECTIFIERS.items()},
     keras.activations.leaky_relu: _leaky_relu,
     keras.ops.leaky_relu: _leaky_relu,
@@ -189,6 +205,9 @@ _COMPRESSED: dict[Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, Cod
     keras.activations.log_sigmoid: _composed,
     keras.activations.mish: _composed,
     keras.activations.sparse_plus: _composed,
+    keras.activations.silu: _by_input,
+    keras.activations.softplus: _by_input,
+    keras.activations.softsign: _by_input,
     keras.activations.squareplus: _composed,
     keras.activations.tanh_shrink: _composed,
 }
@@ -199,7 +218,7 @@ class CompressedActivation(CompressedLayer):
     """`Activation`: by its function."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
-        return activate(self.activation, inputs, self.codec)
+        return activate(self.activation, inputs, self)
 
     @staticmethod
     def skip_reason(layer: keras.layers.Layer) -> str | None:
@@ -224,14 +243,14 @@ class CompressedReLU(CompressedLayer):
             return fn(inputs)
         plain = self.threshold == 0 and self.negative_slope == 0
         if plain and self.max_value is None:
-            return _relu(fn, inputs, self.codec)
+            return _relu(fn, inputs, self)
         if plain and self.max_value == 6:
-            return _relu6(fn, inputs, self.codec)
+            return _relu6(fn, inputs, self)
         if self.negative_slope == 0:
-            return _sparse(fn, inputs, self.codec)
+            return _sparse(fn, inputs, self)
         if self.max_value is None and self.threshold == 0:
-            return _leaky_relu(fn, inputs, self.codec, self.negative_slope)
-        return _composed(fn, inputs, self.codec)
+            return _leaky_relu(fn, inputs, self, self.negative_slope)
+        return _composed(fn, inputs, self)
 
 
 @register_layer(keras.layers.LeakyReLU)
@@ -241,7 +260,7 @@ class CompressedLeakyReLU(CompressedLayer):
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         slope = self.negative_slope
         fn = functools.partial(keras.activations.leaky_relu, negative_slope=slope)
-        return _leaky_relu(fn, inputs, self.codec, slope) if recording() else fn(inputs)
+        return _leaky_relu(fn, inputs, self, slope) if recording() else fn(inputs)
 
 
 @register_layer(keras.layers.PReLU)

@@ -56,12 +56,12 @@ class _Convolution(CompressedLayer):
         weights = [*kernels, *biases]
         # Only a kernel's gradient needs the input; a frozen layer keeps nothing.
         if not (self.trains_kernel() and recorded(*kernels)):
-            return activate(self.activation, convolve_and_add(inputs, *weights), self.codec)
+            return activate(self.activation, convolve_and_add(inputs, *weights), self)
         # The input is kept for the kernel's gradient. If that takes it as it is, the output of a
         # cheap convolution need not be kept.
         cheap = recipes.of(inputs) is None and self._is_cheap(*kernels)
         return activate_linear(
-            self.activation, convolve_and_add, inputs, *weights, codec=self.codec, cheap=cheap
+            self.activation, convolve_and_add, inputs, *weights, layer=self, cheap=cheap
         )
 
 

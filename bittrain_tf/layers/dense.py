@@ -27,9 +27,15 @@ class _Product(CompressedLayer):
             y = recipes.consume(self._product(), inputs, kernel)
         else:
             y = self._product()(inputs, kernel)
-        if self.bias is not None:
-            y = ops.add(y, self.bias)
-        return activate(self.activation, y, self.codec)
+        bias = [] if self.bias is None else [tf.convert_to_tensor(self.bias)]
+        if bias:
+            y = ops.add(y, *bias)
+        self.leave(y, self._linear, inputs, kernel, *bias, is_product=True)
+        return activate(self.activation, y, self)
+
+    def _linear(self, x: tf.Tensor, kernel: tf.Tensor, *bias: tf.Tensor) -> tf.Tensor:
+        y = self._product()(x, kernel)
+        return ops.add(y, *bias) if bias else y
 
     @staticmethod
     def skip_reason(layer: keras.layers.Layer) -> str | None:

@@ -29,9 +29,12 @@ class CompressedDropout(CompressedLayer):
         y = tf.where(passes, inputs * scaled, tf.zeros([], inputs.dtype))
         if not recorded(inputs):
             return recipes.attach(y, recipes.Encoded(self.codec))
-        kept, y = recipes.keep_mask(mask.pack(passes), tf.stop_gradient(y))
+        packed = mask.pack(passes)
+        kept, y = recipes.keep_mask(packed, tf.stop_gradient(y))
         scale = 1.0 / (1.0 - self.rate)
-        y = recipes.with_gradient(
-            y, [inputs], [kept], lambda dy, passes: (mask.choose(dy, passes, on=scale, off=0.0),)
-        )
-        return recipes.attach(y, recipes.Encoded(self.codec))
+
+        def drop(x: tf.Tensor, packed: tf.Tensor) -> tf.Tensor:
+            return mask.choose(x, packed, on=scale, off=0.0)
+
+        y = recipes.with_gradient(y, [inputs], [kept], lambda dy, passes: [drop(dy, passes)])
+        return self.leave(y, drop, inputs, packed, kept=recipes.Encoded(self.codec))

@@ -27,8 +27,10 @@ class CompressedProduct(CompressedLayer):
             and recorded(*inputs)
             and not has_keras_mask(*inputs)
         ):
-            return recipes.keep_inputs(lambda *xs: merge(list(xs)), *inputs)
-        return merge(inputs)
+            y = recipes.keep_inputs(lambda *xs: merge(list(xs)), *inputs)
+        else:
+            y = merge(inputs)
+        return self.leave(y, lambda *xs: merge(list(xs)), *inputs) if recording() else y
 
 
 # Passes over a tensor to add it up again, beyond which keeping it is the better bargain:
@@ -47,11 +49,10 @@ class CompressedAdd(CompressedLayer):
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         merge = super().call
         y = merge(inputs)
-        if recording() and all(recipes.is_free(x) for x in inputs):
-            recipe = recipes.Derived(lambda *xs: merge(list(xs)), inputs)
-            if recipe.cost <= _MOST_PASSES:
-                recipes.attach(y, recipe)
-        return y
+        if not recording():
+            return y
+        cheap = all(recipes.is_free(x) for x in inputs) and recipes.cost(*inputs) < _MOST_PASSES
+        return self.leave(y, lambda *xs: merge(list(xs)), *inputs, rebuilt=cheap)
 
 
 @register_layer(keras.layers.Concatenate)

@@ -11,6 +11,7 @@ from keras import ops
 from bittrain_tf import native, recipes
 from bittrain_tf.backward.normalization import batch_norm_gradient
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
+from bittrain_tf.layers.rerun import with_weights
 from bittrain_tf.private import recorded, recording
 
 
@@ -127,6 +128,25 @@ class CompressedBatchNormalization(CompressedLayer):
         return None
 
 
+@register_layer(
+    keras.layers.GroupNormalization,
+    keras.layers.LayerNormalization,
+    keras.layers.RMSNormalization,
+    keras.layers.UnitNormalization,
+)
+class CompressedSampleNormalization(CompressedLayer):
+    """Normalizations within a sample: of them stock keeps several tensors, here the input."""
+
+    def call(self, inputs: tf.Tensor) -> tf.Tensor:
+        normalize = super().call
+        weights = [tf.convert_to_tensor(v) for v in self.trainable_variables]
+        if not (recording() and recorded(inputs, *weights)):
+            return normalize(inputs)
+        fn = with_weights(normalize, self.trainable_variables)
+        y = recipes.keep_inputs(fn, inputs, *weights)
+        return self.leave(y, fn, inputs, *weights, rebuilt=True)
+
+
 class _Normalized(recipes.Derived):
     """A batch normalized by its own statistics, with the native kernels.
 
@@ -159,7 +179,7 @@ class _Normalized(recipes.Derived):
         self._gamma, self._beta = gamma, beta
         self._scale, self._offset = scale, offset
 
-    def rectified(self, limit: float) -> tf.Tensor | None:
+    def rectified(self, limit: float) -> recipes.Rectified | None:
         if tf.executing_eagerly():
             return None  # the output has been computed; in a graph nobody then asks for it
         scale, offset = self._scale, self._offset
@@ -169,8 +189,7 @@ class _Normalized(recipes.Derived):
         def again(x: tf.Tensor) -> tf.Tensor:
             return native.normalize_and_rectify(x, scale, offset, limit=limit, marked=False)[0]
 
-        recipe = recipes.Derived(again, self.sources, sources_kept=True)
-        return recipes.attach(self.with_gradient(y, passes), recipe)
+        return recipes.Rectified(self.with_gradient(y, passes), packed, again, *self.sources)
 
     def with_gradient(self, y: tf.Tensor, *passes: recipes.Kept) -> tf.Tensor:
         """`y`, with the gradient of the normalized batch, or of that where the mask is set."""

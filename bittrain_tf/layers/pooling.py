@@ -17,7 +17,7 @@ from bittrain_tf import native, recipes
 from bittrain_tf.backward.pooling import max_pool_gradient
 from bittrain_tf.codecs import mask
 from bittrain_tf.layers.registry import CompressedLayer, register_layer
-from bittrain_tf.private import recorded
+from bittrain_tf.private import recorded, recording
 
 
 @register_layer(
@@ -49,9 +49,9 @@ class CompressedMaxPooling(CompressedLayer):
             y = self._pool_disjoint(inputs)
         else:
             y = recipes.consume(pool, inputs)
-        if recipes.of(inputs) is not None:
-            recipes.attach(y, recipes.Encoded(self.codec))
-        return y
+        sparse = recipes.of(inputs) is not None
+        kept = recipes.Encoded(self.codec) if sparse else None
+        return self.leave(y, pool, inputs, kept=kept) if recording() else y
 
     def _pool_disjoint(self, inputs: tf.Tensor) -> tf.Tensor:
         pool_size, padding = self.pool_size, self.padding

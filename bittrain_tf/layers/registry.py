@@ -13,8 +13,12 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import keras
+import tensorflow as tf
 
+from bittrain_tf import recipes
 from bittrain_tf.codecs import Codec, get_codec
+
+KEEP, REBUILD = "keep", "rebuild"
 
 
 class CompressedLayer:
@@ -23,10 +27,13 @@ class CompressedLayer:
     Attributes:
         codec: The codec the layer's saved activations are kept in.
         stock_class: The Keras class this is a form of.
+        choice: Whether readers of the output `"keep"` it or `"rebuild"` it from what the
+            layer computed it from; None for whichever costs next to no time.
     """
 
     codec: Codec
     stock_class: type[keras.layers.Layer]
+    choice: str | None = None
 
     @property
     def supports_jit(self) -> bool:
@@ -43,6 +50,30 @@ class CompressedLayer:
         Tapes do not know: to TensorFlow a frozen Keras weight is still trainable.
         """
         return any(v is not self.bias for v in self.trainable_variables)
+
+    def leave(
+        self,
+        y: tf.Tensor,
+        fn: Callable[..., tf.Tensor],
+        *inputs: tf.Tensor,
+        kept: recipes.Recipe | None = None,
+        rebuilt: bool = False,
+        is_product: bool = False,
+    ) -> tf.Tensor:
+        """Attach to an output how its readers are to keep it; returns the output.
+
+        Args:
+            y: The output, `fn(*inputs)`.
+            fn: A deterministic function of tensors.
+            *inputs: Its arguments.
+            kept: The recipe that keeps `y`; None to keep it as it is.
+            rebuilt: Whether to rebuild `y` where no choice has been made, since its inputs
+                are kept anyway.
+            is_product: See `recipes.Derived`.
+        """
+        if self.choice == REBUILD or (self.choice is None and rebuilt):
+            kept = recipes.Derived(fn, inputs, sources_kept=rebuilt, is_product=is_product)
+        return y if kept is None else recipes.attach(y, kept)
 
     @staticmethod
     def skip_reason(layer: keras.layers.Layer) -> str | None:
@@ -90,8 +121,10 @@ def stock_class(layer: keras.layers.Layer) -> type[keras.layers.Layer]:
 
 
 @functools.cache
-def compressed_class(stock: type[keras.layers.Layer], codec: str) -> type[keras.layers.Layer]:
-    """The compressed subclass of a Keras class."""
+def compressed_class(
+    stock: type[keras.layers.Layer], codec: str, choice: str | None = None
+) -> type[keras.layers.Layer]:
+    """The compressed subclass of a Keras class; see `CompressedLayer` for the arguments."""
     return type(stock)(
         stock.__name__,
         (_form_of(stock), stock),
@@ -100,6 +133,7 @@ def compressed_class(stock: type[keras.layers.Layer], codec: str) -> type[keras.
             "__qualname__": stock.__qualname__,
             "__doc__": stock.__doc__,
             "codec": get_codec(codec),
+            "choice": choice,
             "stock_class": stock,
         },
     )

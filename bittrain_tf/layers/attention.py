@@ -1,0 +1,26 @@
+"""Attention: its projections are kept, the scores computed again from them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from bittrain_tf.layers.registry import REBUILD, CompressedLayer, register_layer
+from bittrain_tf.layers.rerun import rerun
+
+
+@register_layer(keras.layers.MultiHeadAttention, keras.layers.GroupQueryAttention)
+class CompressedAttention(CompressedLayer):
+    """`MultiHeadAttention` and `GroupQueryAttention`, whose scores are quadratic in the length.
+
+    Stock keeps the scores, their softmax and its dropout. They are rebuilt by choice only,
+    at the price of two of the six products of the backward pass.
+    """
+
+    def _compute_attention(self, *args: Any, **kwargs: Any) -> Any:
+        # The hook Keras documents for computing attention another way.
+        attend = super()._compute_attention
+        if self.choice != REBUILD:
+            return attend(*args, **kwargs)
+        return rerun(self, attend, args, kwargs)
