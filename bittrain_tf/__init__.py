@@ -1,9 +1,10 @@
 """Train Keras models in less memory, with the same gradients."""
 
-from bittrain_tf.analysis import analyze, measure, report
+from bittrain_tf.analysis import analyze, measure, plan, report
 from bittrain_tf.codecs import register_codec
+from bittrain_tf.compression import compress, compressed
 from bittrain_tf.layers import register_layer
-from bittrain_tf.rewrite import compress, compressed, restore
+from bittrain_tf.rewrite import restore
 
 __version__ = "0.1.0"
 
@@ -12,6 +13,7 @@ __all__ = [
     "compress",
     "compressed",
     "measure",
+    "plan",
     "register_codec",
     "register_layer",
     "report",

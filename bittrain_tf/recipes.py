@@ -23,18 +23,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import tensorflow as tf
 
-from bittrain_tf import second_derivatives
+from bittrain_tf import ledger, second_derivatives
 from bittrain_tf.backward.vjp import vjp
 from bittrain_tf.codecs import Codec
+from bittrain_tf.planning import PRODUCT_SHARED_FOR, SHARED_FOR
 
 _ATTRIBUTE = "_bittrain_recipe"
-
-
-# Gradients, in the order they are written down, within which a rebuilt tensor is handed on rather
-# than rebuilt again: it takes its full size as long as it waits. Decoding or an elementwise
-# function costs little, so it waits for the neighbouring layer only; a product costs as much as
-# the layer that made it, and waits for all of a block of layers.
-_SHARED_FOR, _PRODUCT_SHARED_FOR = 1, 16
 
 
 class Kept:
@@ -59,7 +53,10 @@ class Kept:
     ) -> None:
         self.parts, self.sources = tuple(parts), tuple(sources)
         self._rebuild = rebuild
-        self._shared_for = _PRODUCT_SHARED_FOR if is_product else _SHARED_FOR
+        # A rebuilt tensor takes its full size as long as it waits for another reader. Decoding
+        # or an elementwise function costs little, so it waits for the neighbouring layer only;
+        # a product costs as much as the layer that made it, and waits for a block of layers.
+        self._shared_for = PRODUCT_SHARED_FOR if is_product else SHARED_FOR
         self._shared: tuple[tf.Graph, int, tf.Tensor] | None = None
         #: The parts that had to be made, for a forward computation to wait for.
         self.encoded: tuple[tf.Tensor, ...] = _distinct(
@@ -247,7 +244,11 @@ def is_free(x: tf.Tensor) -> bool:
 def keep(x: tf.Tensor) -> Kept:
     """What to keep of `x`: by its recipe, or else the tensor itself."""
     recipe = of(x)
-    return Kept(_itself, (x,), made=False) if recipe is None else recipe.keep(x)
+    kept = Kept(_itself, (x,), made=False) if recipe is None else recipe.keep(x)
+    entries = ledger.current()
+    if entries is not None:
+        entries.tensors[id(kept)] = x
+    return kept
 
 
 def keep_mask(packed: tf.Tensor, y: tf.Tensor) -> tuple[Kept, tf.Tensor]:
@@ -291,7 +292,8 @@ def consume(fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor) -> 
     Without a recipe `x` is dense whatever we do, and TensorFlow's own gradient
     keeps just that.
     """
-    return fn(x, *weights) if of(x) is None else keep_inputs(fn, x, *weights)
+    as_it_is = of(x) is None and ledger.current() is None
+    return fn(x, *weights) if as_it_is else keep_inputs(fn, x, *weights)
 
 
 def with_gradient(
@@ -322,10 +324,14 @@ def with_gradients(
     """`with_gradient` for several outputs: `gradient(dys, *rebuilt)`."""
     dtypes = [y.dtype for y in ys]
     scope = "/".join(filter(None, ("backward", tf.get_current_name_scope())))
+    entries = ledger.current()
+    entry = None if entries is None else entries.gradient(inputs, kept)
 
     @tf.custom_gradient
     def bridge(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
         def grad(*dys: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
+            if entry is not None:
+                entries.begin(entry)
             with tf.name_scope(f"{scope}/"):  # the slash: this very scope, not one numbered anew
                 # Densified: a gather's gradient arrives as tf.IndexedSlices.
                 densified = [
@@ -353,9 +359,7 @@ def _itself(x: tf.Tensor) -> tf.Tensor:
     return x
 
 
-def differentiate(
-    fn: Callable[..., Any], dy: Any, *inputs: tf.Tensor
-) -> list[tf.Tensor | None]:
+def differentiate(fn: Callable[..., Any], dy: Any, *inputs: tf.Tensor) -> list[tf.Tensor | None]:
     """The gradients of `fn` at `inputs`, the first not before the others; see `vjp`."""
     dx, *others = vjp(fn, inputs, dy)
     # The layers below start from dx. Were they not to wait, their backward pass would run

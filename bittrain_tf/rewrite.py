@@ -1,4 +1,4 @@
-"""Turning compression on and off for a model, in place.
+"""Changing the classes of a model's layers, in place.
 
 A layer is rewritten by giving the object the compressed subclass of its class,
 and restored by giving it the class back. Layers, variables, names and optimizer
@@ -12,11 +12,10 @@ import contextlib
 import re
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 
-from bittrain_tf.codecs import get_codec
 from bittrain_tf.layers import compressed_class, skip_reason, stock_class
 from bittrain_tf.private import flatten_layers
 
@@ -25,58 +24,28 @@ Filters = str | Sequence[str] | Callable[[keras.layers.Layer], bool]
 _jit_before: weakref.WeakKeyDictionary[keras.Model, bool] = weakref.WeakKeyDictionary()
 
 
-def compress(
+def compressed_classes(
     model: keras.Model,
-    *,
-    memory_budget: float | int | None = None,
-    time_budget: float | None = None,
-    codec: str = "bitmap",
-    filters: Filters | None = None,
-) -> keras.Model:
-    """Make a model keep its activations for the backward pass in less memory.
-
-    Outputs and gradients stay what they are. The model is changed in place and can
-    be trained as before: `fit`, `train_on_batch`, `tf.GradientTape`. Files saved from
-    it are plain Keras files. Layers that cannot be compressed stay as they are; see
-    `bittrain_tf.report`. A second call with the same options changes nothing.
+    codec: str,
+    filters: Filters | None,
+    choices: Mapping[keras.layers.Layer, str],
+) -> dict[keras.layers.Layer, type[keras.layers.Layer]]:
+    """The class that each layer of `model` is to have.
 
     Args:
-        model: A built Keras model, compiled or not.
-        memory_budget: Reserved; must be None.
-        time_budget: Reserved; must be None.
-        codec: How sparse activations are kept: `"bitmap"` (1 bit an element and the
-            non-zeros) or `"dense"` (as they are, for comparison).
-        filters: Which layers to compress: a regular expression searched in the layer
-            names, a list of names, or a function of the layer. All by default.
-
-    Returns:
-        `model`.
-
-    Raises:
-        TypeError: If `model` is no Keras model, or `filters` of no known kind.
-        ValueError: If the model is not built, the codec unknown, the filter matches
-            nothing or an argument is out of range.
-        NotImplementedError: If a budget is given.
+        model: A built Keras model.
+        codec: See `compress`.
+        filters: See `compress`.
+        choices: What the readers of a layer's output do; see `CompressedLayer.choice`.
     """
-    check_model(model)
-    get_codec(codec)
-    _check_budgets(memory_budget, time_budget)
     layers = flatten_layers(model)
     chosen = _choose(layers, filters)
-    classes = {
-        id(layer): stock_class(layer)
+    return {
+        layer: stock_class(layer)
         if skip_reason(layer) is not None or layer not in chosen
-        else compressed_class(stock_class(layer), codec)
+        else compressed_class(stock_class(layer), codec, choices.get(layer))
         for layer in layers
     }
-    if all(classes[id(layer)] is stock_class(layer) for layer in layers):
-        warnings.warn(
-            f"No layer of model {model.name!r} can be compressed; "
-            "bittrain_tf.report(model) says why for each.",
-            stacklevel=2,
-        )
-    _switch(model, {layer: classes[id(layer)] for layer in layers})
-    return model
 
 
 def restore(model: keras.Model) -> keras.Model:
@@ -91,38 +60,41 @@ def restore(model: keras.Model) -> keras.Model:
     Raises:
         TypeError: If `model` is no Keras model.
     """
-    _check_is_model(model)
-    _switch(model, {layer: stock_class(layer) for layer in flatten_layers(model)})
+    check_is_model(model)
+    switch(model, {layer: stock_class(layer) for layer in flatten_layers(model)})
     return model
 
 
-@contextlib.contextmanager
-def compressed(model: keras.Model, **options: object) -> Iterator[keras.Model]:
-    """`compress` within a `with` block; afterwards the model is what it was before.
-
-    Args:
-        model: See `compress`.
-        **options: See `compress`.
-    """
-    before = {layer: type(layer) for layer in flatten_layers(model)} if _is_model(model) else {}
-    try:
-        yield compress(model, **options)
-    finally:
-        _switch(model, before)
-
-
-def _switch(model: keras.Model, classes: dict[keras.layers.Layer, type]) -> None:
-    changed = [layer for layer, cls in classes.items() if type(layer) is not cls]
-    for layer in changed:
-        # Past Keras's attribute tracking, which has nothing to track here.
-        object.__setattr__(layer, "__class__", classes[layer])
+def switch(model: keras.Model, classes: Mapping[keras.layers.Layer, type]) -> None:
+    """Give the layers of `model` other classes, and have it traced anew."""
+    changed = {layer: cls for layer, cls in classes.items() if type(layer) is not cls}
     if not changed:
         return
+    _set_classes(changed)
     models = [model, *(layer for layer in classes if isinstance(layer, keras.Model))]
     for trained in models:
         trained.train_function = None  # traced from the old classes; Keras builds it anew
     for trained in models:
         _switch_jit(trained)
+
+
+@contextlib.contextmanager
+def classes_for_tracing(
+    model: keras.Model, classes: Mapping[keras.layers.Layer, type]
+) -> Iterator[None]:
+    """Other classes within the `with` block, what the model has been traced to staying valid."""
+    before = {layer: type(layer) for layer in flatten_layers(model)}
+    _set_classes(classes)
+    try:
+        yield
+    finally:
+        _set_classes(before)
+
+
+def _set_classes(classes: Mapping[keras.layers.Layer, type]) -> None:
+    for layer, cls in classes.items():
+        # Past Keras's attribute tracking, which has nothing to track here.
+        object.__setattr__(layer, "__class__", cls)
 
 
 def _switch_jit(model: keras.Model) -> None:
@@ -138,7 +110,7 @@ def _switch_jit(model: keras.Model) -> None:
         warnings.warn(
             f"Model {model.name!r} is compiled with jit_compile=True, which compressed layers "
             "do not support: it trains with jit_compile=False until bittrain_tf.restore(model).",
-            stacklevel=4,
+            stacklevel=4,  # the caller of `compress`
         )
 
 
@@ -179,12 +151,9 @@ def _names(layers: Sequence[keras.layers.Layer]) -> str:
     return f"The model's layers: {shown}{', ...' if len(names) > 20 else ''}."
 
 
-def _is_model(model: object) -> bool:
-    return isinstance(model, keras.Model)
-
-
-def _check_is_model(model: object) -> None:
-    if not _is_model(model):
+def check_is_model(model: object) -> None:
+    """Raise unless `model` is a Keras model."""
+    if not isinstance(model, keras.Model):
         raise TypeError(
             f"Expected a keras.Model, got {type(model).__module__}.{type(model).__name__}. "
             "Models of tf_keras (Keras 2) and other libraries are not supported."
@@ -193,36 +162,9 @@ def _check_is_model(model: object) -> None:
 
 def check_model(model: object) -> None:
     """Raise unless `model` is a built Keras model."""
-    _check_is_model(model)
+    check_is_model(model)
     if not model.built:
         raise ValueError(
             f"Model {model.name!r} is not built yet, so its layers are not known. Call it on a "
             "batch, call model.build(input_shape), or start it with a keras.Input."
         )
-
-
-def _check_budgets(memory_budget: float | int | None, time_budget: float | None) -> None:
-    if memory_budget is not None:
-        is_share = isinstance(memory_budget, float) and 0 < memory_budget <= 1
-        is_bytes = (
-            _is_number(memory_budget) and isinstance(memory_budget, int) and memory_budget > 0
-        )
-        if not (is_share or is_bytes):
-            raise ValueError(
-                "memory_budget must be a float in (0, 1], a share of what the stock model keeps, "
-                f"or a positive int, bytes; got {memory_budget!r}."
-            )
-    if time_budget is not None and not (_is_number(time_budget) and time_budget >= 1):
-        raise ValueError(
-            "time_budget is the step time allowed as a ratio to the stock model's, 1 or more; "
-            f"got {time_budget!r}."
-        )
-    if memory_budget is not None or time_budget is not None:
-        raise NotImplementedError(
-            "Budgets need activations to be rebuilt by recomputation, which this version does "
-            "not do; leave memory_budget and time_budget out to get the lossless bitmap."
-        )
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)

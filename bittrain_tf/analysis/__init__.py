@@ -3,6 +3,7 @@
 from bittrain_tf.analysis.audit import analyze
 from bittrain_tf.analysis.kept import Analysis, Holder, KeptTensor
 from bittrain_tf.analysis.measure import Figures, Measurement, measure
+from bittrain_tf.analysis.plan import Plan, PlannedLayer, plan
 from bittrain_tf.analysis.report import LayerReport, Report, report
 
 __all__ = [
@@ -12,8 +13,11 @@ __all__ = [
     "KeptTensor",
     "LayerReport",
     "Measurement",
+    "Plan",
+    "PlannedLayer",
     "Report",
     "analyze",
     "measure",
+    "plan",
     "report",
 ]

@@ -7,20 +7,17 @@ for any layer, compressed or not, and one forgotten reader of a dense tensor sho
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from bittrain_tf.analysis.graph import StepGraph, key
 from bittrain_tf.analysis.kept import DENSE, INPUT, MASK, SMALL, Analysis, Holder, KeptTensor
-from bittrain_tf.analysis.scopes import LayerScopes, codec_of
+from bittrain_tf.analysis.scopes import codec_of
+from bittrain_tf.analysis.tracing import Loss, TracedStep, batch_tensors, check_batch, trace
 from bittrain_tf.native.kernels import OPERATION_PREFIX
 from bittrain_tf.rewrite import check_model
-
-Loss = Callable[[Any, Any], tf.Tensor]
 
 _SMALL_BYTES = 1024
 _STATISTIC_BYTES = 16384  # a float32 for each of 4096 channels
@@ -48,13 +45,13 @@ def analyze(model: keras.Model, x: Any, y: Any = None, *, loss: Loss | None = No
         ValueError: If the model is not built, or the batch does not fit it.
     """
     check_model(model)
-    x, y = _batch("x", x), _batch("y", y)
-    _check_batch(model, x, y)
+    x, y = batch_tensors("x", x), batch_tensors("y", y)
+    check_batch(model, x, y)
     audit: list[_Found] = []
 
     @tf.function(autograph=False)
     def step(x: Any, y: Any) -> tf.Tensor:
-        audit[:] = _trace(model, x, y, loss)  # traced twice if that creates variables
+        audit[:] = _audit(trace(model, x, y, loss))  # traced twice if that creates variables
         # Only this is returned, so of the step only the forward pass is run.
         return tf.stack([found.counts for found in audit]) if audit else tf.zeros([0, 2], tf.int64)
 
@@ -125,28 +122,10 @@ class _Found:
         return DENSE
 
 
-def _trace(model: keras.Model, x: Any, y: Any, loss: Loss | None) -> list[_Found]:
-    """Trace a step into the graph at hand; the tensors its backward pass keeps."""
-    scopes = LayerScopes()
-    # Updates of moving statistics, seeds and metrics end in the scope instead of the model.
-    with keras.StatelessScope(), tf.GradientTape() as tape:
-        with scopes.recording(model):
-            outputs = model(x, training=True)
-        with scopes.loss():
-            value = _loss(model, x, y, outputs, loss)
-    with tf.name_scope("gradient_of_loss"):
-        seed = tf.identity(tf.ones_like(value))
-    sources = [v.value for v in model.trainable_variables]
-    gradients = tape.gradient(value, sources, output_gradients=seed)
-    data = tf.nest.flatten((x, y))
-    data = [t for t in data if t is not None]
-    graph = StepGraph(
-        tf.compat.v1.get_default_graph(),
-        data,
-        seed,
-        tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True),
-    )
-    inputs = {key(t) for t in data}
+def _audit(step: TracedStep) -> list[_Found]:
+    """The tensors that the backward pass of a step keeps."""
+    graph = StepGraph(step.graph, step.data, step.seed, step.gradients)
+    scopes, inputs = step.scopes, {key(t) for t in step.data}
     found = []
     for tensor, operations in graph.kept():
         dtype = graph.list_element_dtype(tensor) if tensor.dtype == tf.variant else tensor.dtype
@@ -163,17 +142,6 @@ def _trace(model: keras.Model, x: Any, y: Any, loss: Loss | None) -> list[_Found
             )
         )
     return found
-
-
-def _loss(model: keras.Model, x: Any, y: Any, outputs: Any, loss: Loss | None) -> tf.Tensor:
-    if loss is not None:
-        return tf.convert_to_tensor(loss(y, outputs))
-    if y is not None and model.compiled:
-        return model.compute_loss(x=x, y=y, y_pred=outputs)
-    squares = [
-        tf.reduce_mean(tf.square(tf.cast(t, tf.float32))) for t in keras.tree.flatten(outputs)
-    ]
-    return tf.add_n(squares)
 
 
 def _operation_text(op: tf.Operation) -> str:
@@ -208,52 +176,3 @@ def _complete(shape: tf.TensorShape, size: int) -> tuple[int | None, ...]:
     if dims.count(None) == 1 and known:
         dims = [size // known if d is None else d for d in dims]
     return tuple(dims)
-
-
-def _batch(name: str, value: Any) -> Any:
-    """The arrays of a batch as tensors, floats in Keras's default dtype as `fit` makes them."""
-    if isinstance(value, tf.data.Dataset | keras.utils.PyDataset):
-        raise TypeError(
-            f"{name} must be one batch, got a {type(value).__name__}. Take a batch from it, "
-            "for example: x, y = next(iter(dataset))."
-        )
-
-    def convert(array: Any) -> tf.Tensor:
-        tensor = tf.convert_to_tensor(np.asarray(array) if hasattr(array, "__array__") else array)
-        return tf.cast(tensor, keras.config.floatx()) if tensor.dtype.is_floating else tensor
-
-    return None if value is None else keras.tree.map_structure(convert, value)
-
-
-def _check_batch(model: keras.Model, x: Any, y: Any) -> None:
-    tensors = keras.tree.flatten(x)
-    # A subclassed model has no inputs known in advance, and a dict is matched by name.
-    expected = None if isinstance(x, dict) else getattr(model, "inputs", None)
-    if expected:
-        if len(tensors) != len(expected):
-            raise ValueError(
-                f"x does not fit model {model.name!r}: {len(expected)} inputs expected, got "
-                f"{len(tensors)}. Pass a list with an array for each input."
-            )
-        for tensor, spec in zip(tensors, expected, strict=True):
-            _check_input(model.name, tensor, spec)
-    rows = {t.shape[0] for t in [*tensors, *keras.tree.flatten(y)] if t is not None and t.shape}
-    if len(rows) > 1:
-        raise ValueError(
-            f"x and y hold different numbers of samples: {sorted(rows)}. Pass one batch, "
-            "the same samples in every array."
-        )
-
-
-def _check_input(model_name: str, tensor: tf.Tensor, spec: keras.KerasTensor) -> None:
-    given, wanted = tuple(tensor.shape), tuple(spec.shape)
-    fits = len(given) == len(wanted) and all(
-        w is None or g == w for g, w in zip(given, wanted, strict=True)
-    )
-    # Keras adds or drops a last dimension of 1.
-    may_adapt = abs(len(given) - len(wanted)) == 1 and (given + wanted)[-1] in (1, None)
-    if not fits and not may_adapt:
-        raise ValueError(
-            f"x does not fit model {model_name!r}: input {spec.name!r} expects shape {wanted} "
-            f"(None: any), got {given}. Pass a whole batch, samples along the first axis."
-        )

@@ -16,12 +16,13 @@ from collections.abc import Callable, Iterable, Sequence
 import tensorflow as tf
 
 # The output is the first input under another shape or type, in the same memory.
-_VIEWS = frozenset(
+VIEWS = frozenset(
     (
         "Bitcast",
         "EnsureShape",
         "ExpandDims",
         "Identity",
+        "IdentityN",
         "PreventGradient",
         "Reshape",
         "Squeeze",
@@ -116,10 +117,10 @@ class StepGraph:
 
     def _source_index(self, tensor: tf.Tensor) -> int | None:
         op = tensor.op
-        if op.type in _VIEWS:
-            return 0
         if op.type == "IdentityN":
             return tensor.value_index
+        if op.type in VIEWS:
+            return 0
         if op.type in _CALLS:
             return self._arguments_returned(op.get_attr("f").name)[tensor.value_index]
         return None
@@ -135,7 +136,7 @@ class StepGraph:
         """Who reads input `index` of `op` in the end: views are followed, if anyone reads them."""
         if op.type == "IdentityN":
             output = op.outputs[index]
-        elif op.type in _VIEWS:
+        elif op.type in VIEWS:
             output = op.outputs[0]
         else:
             return [op]
@@ -148,6 +149,12 @@ class StepGraph:
             for holder in self._final_readers(reader, i)
         ]
         return found or [op]
+
+
+def needed(graph: tf.Graph, outputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
+    """The operations that computing `outputs` takes, in the order they were written."""
+    names = _reach([t.op for t in outputs], _needs)
+    return [op for op in graph.get_operations() if op.name in names]
 
 
 def _reach(
@@ -167,7 +174,7 @@ def _reach(
 def _without_copies(holders: Iterable[tf.Operation]) -> list[tf.Operation]:
     """`holders` without those that only pass on what they read, unless there are no others."""
     holders = list(holders)
-    return [op for op in holders if op.type not in _VIEWS | {"IdentityN"}] or holders
+    return [op for op in holders if op.type not in VIEWS] or holders
 
 
 def _needs(op: tf.Operation) -> list[tf.Operation]:

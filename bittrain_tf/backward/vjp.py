@@ -8,9 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 
-def vjp(
-    fn: Callable[..., Any], inputs: Sequence[tf.Tensor], dy: Any
-) -> list[tf.Tensor | None]:
+def vjp(fn: Callable[..., Any], inputs: Sequence[tf.Tensor], dy: Any) -> list[tf.Tensor | None]:
     """The vector-Jacobian product of `fn` at `inputs` with `dy`.
 
     `dy` is a tensor, or as many as `fn` returns.

@@ -12,6 +12,8 @@ from bittrain_tf.layers import (
     views,
 )
 from bittrain_tf.layers.registry import (
+    KEEP,
+    REBUILD,
     CompressedLayer,
     compressed_class,
     register_layer,
@@ -21,6 +23,8 @@ from bittrain_tf.layers.registry import (
 )
 
 __all__ = [
+    "KEEP",
+    "REBUILD",
     "CompressedLayer",
     "activation",
     "attention",

@@ -188,7 +188,9 @@ _RECTIFIERS: dict[Callable[..., tf.Tensor] | None, _Rectifier] = {
     tf.nn.relu6: _RELU6,
 }
 
-_COMPRESSED: dict[Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, CompressedLayer], tf.Tensor]] = {
+_COMPRESSED: dict[
+    Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, CompressedLayer], tf.Tensor]
+] = {
     **{fn: _relu if kind is _RELU else _relu6 for fn, kind in _RECTIFIERS.items()},
     keras.activations.leaky_relu: _leaky_relu,
     keras.ops.leaky_relu: _leaky_relu,

@@ -5,7 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import keras
+import tensorflow as tf
 
+from bittrain_tf import ledger
 from bittrain_tf.layers.registry import REBUILD, CompressedLayer, register_layer
 from bittrain_tf.layers.rerun import rerun
 
@@ -21,6 +23,11 @@ class CompressedAttention(CompressedLayer):
     def _compute_attention(self, *args: Any, **kwargs: Any) -> Any:
         # The hook Keras documents for computing attention another way.
         attend = super()._compute_attention
-        if self.choice != REBUILD:
-            return attend(*args, **kwargs)
-        return rerun(self, attend, args, kwargs)
+        if self.choice == REBUILD:
+            return rerun(self, attend, args, kwargs)
+        result, scores = attend(*args, **kwargs)
+        entries = ledger.current()
+        if entries is not None:
+            read = [t for t in keras.tree.flatten((list(args), kwargs)) if tf.is_tensor(t)]
+            result = entries.inside(self, result, [t for t in read if t.dtype.is_floating])
+        return result, scores

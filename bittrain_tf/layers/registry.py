@@ -15,7 +15,7 @@ from typing import TypeVar
 import keras
 import tensorflow as tf
 
-from bittrain_tf import recipes
+from bittrain_tf import ledger, recipes
 from bittrain_tf.codecs import Codec, get_codec
 
 KEEP, REBUILD = "keep", "rebuild"
@@ -71,6 +71,9 @@ class CompressedLayer:
                 are kept anyway.
             is_product: See `recipes.Derived`.
         """
+        entries = ledger.current()
+        if entries is not None:
+            entries.offer(self, y, inputs, kept)
         if self.choice == REBUILD or (self.choice is None and rebuilt):
             kept = recipes.Derived(fn, inputs, sources_kept=rebuilt, is_product=is_product)
         return y if kept is None else recipes.attach(y, kept)
