@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import keras
 import rich.console
 import rich.progress
 
@@ -22,10 +23,12 @@ from bittrain_tf.analysis import Analysis, Measurement, doctor, plots
 from bittrain_tf.analysis.builder import build, check_name
 from bittrain_tf.analysis.kept import rows_table, totals_table
 from bittrain_tf.analysis.measure import STAGES, measurements_table
+from bittrain_tf.analysis.plan import predicted_cost
 from bittrain_tf.analysis.text import WIDTH, table
 
 _OK, _FAILED, _UNUSABLE = 0, 1, 2
 _ROWS_SHOWN = 12
+_REMAT_MODE = "activations"  # in which it runs on most models
 _EXPECTED_ERRORS = (
     FileExistsError,
     ImportError,
@@ -97,6 +100,65 @@ def _analyze(options: argparse.Namespace, errors: rich.console.Console) -> int:
     )
 
 
+def _plan(options: argparse.Namespace, errors: rich.console.Console) -> int:
+    """What a budget comes to, layer by layer; fails if it cannot be met."""
+    check_name(options.model)
+    _check_plot(options)
+
+    def built() -> tuple[keras.Model, Any, Any]:
+        return build(
+            options.model,
+            batch_size=options.batch_size,
+            image_size=options.image_size,
+            seed=options.seed,
+            batches=1,
+        )
+
+    with _progress(errors, 3) as say:
+        say(f"Building {options.model}")
+        model, x, y = built()
+        say("Planning")
+        planned = bittrain_tf.plan(
+            model,
+            x,
+            y,
+            memory_budget=options.memory_budget,
+            time_budget=options.time_budget,
+            codec=options.codec,
+            filters=options.filters,
+        )
+        say("Tracing a step with RematScope")
+        remat = _rematscope(built)
+    if options.json:
+        _print_json({**planned.to_dict(), "rematscope": remat})
+    else:
+        _stdout().print(planned)
+    if options.plot:
+        points = {"stock": (1.0, 1.0), "this plan": (planned.time_ratio, planned.peak_ratio)}
+        if remat is not None:
+            ratios = remat["seconds"] / planned.stock_seconds, remat["peak"] / planned.stock_peak
+            points[f'RematScope("{_REMAT_MODE}")'] = ratios
+        plots.save_curve(
+            options.plot,
+            f"Training {planned.model}, batch {options.batch_size}: predicted, stock = 1",
+            ("time of a step", "peak memory above the resident model"),
+            [(ratio, peak / planned.stock_peak) for peak, ratio in planned.points],
+            points,
+            overwrite=options.overwrite,
+        )
+    return _OK
+
+
+def _rematscope(built: Callable[[], tuple[keras.Model, Any, Any]]) -> dict[str, float] | None:
+    """What the model takes, built in Keras's own scope of recomputation; None if it fails."""
+    try:
+        with keras.RematScope(mode=_REMAT_MODE):
+            peak, seconds = predicted_cost(*built())
+    except Exception:  # whatever goes wrong in there, the plan is not to suffer from it
+        return None
+    return {"peak": peak, "seconds": seconds}
+
+
 def _bench(options: argparse.Namespace, errors: rich.console.Console) -> int:
     """Memory and time of each model; fails if a ratio is over its limit."""
     for name in options.models:
@@ -109,6 +171,8 @@ def _bench(options: argparse.Namespace, errors: rich.console.Console) -> int:
                 batch_size=options.batch_size,
                 image_size=options.image_size,
                 rounds=options.rounds,
+                memory_budget=options.memory_budget,
+                time_budget=options.time_budget,
                 codec=options.codec,
                 filters=options.filters,
                 seed=options.seed,
@@ -244,8 +308,15 @@ def _parser() -> argparse.ArgumentParser:
     analyze.set_defaults(run=_analyze)
     _add_common(analyze, batch_size=8, image_size=64)
 
+    plan = verbs.add_parser("plan", help="what to keep and what to rebuild within a budget")
+    plan.add_argument("model", help=_MODEL_HELP)
+    plan.set_defaults(run=_plan)
+    _add_budgets(plan)
+    _add_common(plan, batch_size=32, image_size=96)
+
     bench = verbs.add_parser("bench", help="memory and time of training, in child processes")
     bench.add_argument("models", nargs="+", metavar="model", help=_MODEL_HELP)
+    _add_budgets(bench)
     bench.add_argument("--rounds", type=_positive, default=3, help="rounds (%(default)s)")
     bench.add_argument(
         "--timeout",
@@ -299,6 +370,28 @@ def _add_common(parser: argparse.ArgumentParser, *, batch_size: int, image_size:
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--plot", metavar="FILE.png", help="save a chart")
     parser.add_argument("--overwrite", action="store_true", help="replace the chart if it exists")
+
+
+def _add_budgets(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--memory-budget",
+        type=_budget,
+        metavar="SHARE|BYTES",
+        help="peak memory allowed: a share of the stock model's such as 0.5, or bytes",
+    )
+    parser.add_argument(
+        "--time-budget",
+        type=float,
+        metavar="RATIO",
+        help="time of a step allowed, as a ratio to the stock model's",
+    )
+
+
+def _budget(text: str) -> float | int:
+    try:
+        return int(text) if text.isdecimal() else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number") from None
 
 
 def _positive(text: str) -> int:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import math
+import sys
 from collections.abc import Iterable, Sequence, Set
 
 # The clocks of `recipes.Kept`: for how many gradients a rebuilt tensor waits for a reader.
@@ -25,7 +26,11 @@ SHARED_FOR, PRODUCT_SHARED_FOR = 1, 16
 
 _TRIED_IN_EVERY_COMBINATION = 10
 _PRICES = 32
-_CHANGES_TRIED = 120
+# How many tensors to play through in search of better plans, and plans at least.
+_TENSORS_PLAYED, _FEWEST_CHANGES = 250_000, 30
+_PASSES, _STARTS = 2, 3
+_SEGMENTS = (2, 4, 8, 16, 32, 64)
+_DEEPEST = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,10 +125,17 @@ class Backward:
     seconds: float
 
 
+class _TooDeepError(Exception):
+    """A plan that would exhaust Python's stack, here and when the gradients are written."""
+
+
 def evaluate(problem: Problem, rebuilt: Iterable[str]) -> Point:
     """What a plan comes to."""
     rebuilt = frozenset(rebuilt)
-    played = play(problem, rebuilt)
+    try:
+        played = play(problem, rebuilt)
+    except _TooDeepError:
+        return Point(rebuilt, sys.maxsize, math.inf)
     peak = 0
     for number, step in enumerate(problem.steps):
         inside = max(step.working_bytes, step.arriving_bytes + played.passing[number])
@@ -132,7 +144,11 @@ def evaluate(problem: Problem, rebuilt: Iterable[str]) -> Point:
 
 
 def play(problem: Problem, rebuilt: Set[str]) -> Backward:
-    """Play the backward pass of a plan through, as `recipes.Kept` will do."""
+    """Play the backward pass of a plan through, as `recipes.Kept` will do.
+
+    Raises:
+        _TooDeepError: If a tensor is rebuilt from ones rebuilt in turn, and so on.
+    """
     tensors, count = problem.tensors, len(problem.steps)
     is_kept = [not t.sources or (t.group is not None and t.group not in rebuilt) for t in tensors]
     kept_until: dict[int, int] = {}  # of each tensor kept, the last step that needs it
@@ -141,8 +157,10 @@ def play(problem: Problem, rebuilt: Set[str]) -> Backward:
     spans: list[tuple[int, int, int]] = []
     seconds = 0.0
 
-    def need(index: int, step: int) -> None:
+    def need(index: int, step: int, depth: int = 0) -> None:
         nonlocal seconds
+        if depth > _DEEPEST:
+            raise _TooDeepError
         tensor = tensors[index]
         if is_kept[index]:
             kept_until[index] = step
@@ -155,7 +173,7 @@ def play(problem: Problem, rebuilt: Set[str]) -> Backward:
                 return
             spans.append((index, since.pop(index), until.pop(index)))
         for source in () if is_kept[index] else tensor.sources:
-            need(source, step)
+            need(source, step, depth + 1)
         seconds += tensor.kept_seconds if is_kept[index] else tensor.rebuilt_seconds
         since[index] = until[index] = step
 
@@ -201,14 +219,49 @@ def frontier(problem: Problem) -> tuple[Point, ...]:
             for chosen in itertools.combinations(groups, count)
         ]
     else:
-        plans = [frozenset(), *_cuts(problem)]
-    return undominated(evaluate(problem, plan) for plan in dict.fromkeys(plans))
+        corners = list(dict.fromkeys([frozenset(), *_cuts(problem), frozenset(groups)]))
+        # As in Chen et al. (2016): in a chain of layers all alike a cut is all or nothing.
+        segments = [frozenset(groups) - {*groups[::length]} for length in _SEGMENTS]
+        plans = [*corners, *segments, *_between(problem, corners)]
+    points = undominated(evaluate(problem, plan) for plan in dict.fromkeys(plans))
+    return undominated([*points, *_below(problem, points[-1])])
+
+
+def _between(problem: Problem, corners: Sequence[frozenset[str]]) -> list[frozenset[str]]:
+    """The plans on the way from each of `corners` to the next, one group more at a time."""
+    prices = _prices_of_groups(problem)
+    plans = []
+    for corner, following in itertools.pairwise(corners):
+        plan = corner
+        for group in sorted(following - corner, key=lambda g: (prices[g], g))[:-1]:
+            plan |= {group}
+            plans.append(plan)
+    return plans[:: 1 + len(plans) // _changes_tried(problem)]
+
+
+def _changes_tried(problem: Problem) -> int:
+    """How many plans to try of a kind: playing one through takes time by the tensor."""
+    return max(_FEWEST_CHANGES, _TENSORS_PLAYED // len(problem.tensors))
+
+
+def _below(problem: Problem, point: Point) -> list[Point]:
+    """Plans of ever lower peaks, each a change of one group away from the last."""
+    found = []
+    largest = sorted(problem.tensors, key=lambda t: -t.nbytes)
+    groups = list(dict.fromkeys(t.group for t in largest if t.group is not None))
+    for group in (groups * _PASSES)[: _changes_tried(problem)]:
+        changed = evaluate(problem, point.rebuilt ^ {group})
+        if changed.peak_bytes < point.peak_bytes:
+            point = changed
+            found.append(point)
+    return found
 
 
 def undominated(points: Iterable[Point]) -> tuple[Point, ...]:
     """`points` without those that another beats, the quickest first."""
     best: list[Point] = []
-    for point in sorted(points, key=lambda p: (p.seconds, p.peak_bytes, len(p.rebuilt))):
+    possible = (p for p in points if p.seconds < math.inf)
+    for point in sorted(possible, key=lambda p: (p.seconds, p.peak_bytes, len(p.rebuilt))):
         if not best or point.peak_bytes < best[-1].peak_bytes:
             best.append(point)
     return tuple(best)
@@ -223,15 +276,15 @@ def cheapest(problem: Problem, points: Sequence[Point], peak_bytes: int) -> Poin
         peak_bytes: The bytes allowed.
     """
     fitting = [point for point in points if point.peak_bytes <= peak_bytes]
-    if not fitting:
-        return None
-    point = min(fitting, key=lambda p: p.seconds)
     spare = _costs(problem)
-    for group in sorted(point.rebuilt, key=lambda g: (-spare[g], g))[:_CHANGES_TRIED]:
-        without = evaluate(problem, point.rebuilt - {group})
-        if without.peak_bytes <= peak_bytes and without.seconds < point.seconds:
-            point = without
-    return point
+    found = []
+    for point in sorted(fitting, key=lambda p: p.seconds)[:_STARTS]:
+        for group in sorted(point.rebuilt, key=lambda g: (-spare[g], g))[: _changes_tried(problem)]:
+            without = evaluate(problem, point.rebuilt - {group})
+            if without.peak_bytes <= peak_bytes and without.seconds < point.seconds:
+                point = without
+        found.append(point)
+    return min(found, key=lambda p: p.seconds, default=None)
 
 
 def smallest(problem: Problem, points: Sequence[Point], seconds: float) -> Point | None:
@@ -248,7 +301,7 @@ def smallest(problem: Problem, points: Sequence[Point], seconds: float) -> Point
     point = min(fitting, key=lambda p: p.peak_bytes)
     costs = _costs(problem)
     others = [group for group in problem.groups if group not in point.rebuilt]
-    for group in sorted(others, key=lambda g: (costs[g], g))[:_CHANGES_TRIED]:
+    for group in sorted(others, key=lambda g: (costs[g], g))[: _changes_tried(problem)]:
         further = evaluate(problem, point.rebuilt | {group})
         if further.seconds <= seconds and further.peak_bytes < point.peak_bytes:
             point = further
@@ -261,6 +314,15 @@ def _costs(problem: Problem) -> dict[str, float]:
         if tensor.group is not None:
             costs[tensor.group] = costs.get(tensor.group, 0.0) + tensor.rebuilt_seconds
     return costs
+
+
+def _prices_of_groups(problem: Problem) -> dict[str, float]:
+    """For each group the seconds that rebuilding costs, a byte that it saves."""
+    saved: dict[str, int] = {}
+    for tensor in problem.tensors:
+        if tensor.group is not None:
+            saved[tensor.group] = saved.get(tensor.group, 0) + tensor.kept_bytes
+    return {g: cost / max(1, saved[g]) for g, cost in _costs(problem).items()}
 
 
 def _cuts(problem: Problem) -> list[frozenset[str]]:

@@ -6,10 +6,16 @@ that moves one of these is repaired here and nowhere else.
 
 from __future__ import annotations
 
+import contextlib
+import copy
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
+from keras.src.backend.common import global_state
+from keras.src.backend.common.variables import AutocastScope
+from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
 from tensorflow.python.eager import record
 
 
@@ -49,3 +55,48 @@ def has_keras_mask(*tensors: Any) -> bool:
     replaced by others of the same value.
     """
     return any(getattr(t, "_keras_mask", None) is not None for t in tensors)
+
+
+def copy_keras_mask(source: tf.Tensor, target: tf.Tensor) -> tf.Tensor:
+    """`target`, which stands in for `source`, with its timestep mask if it has one."""
+    mask = getattr(source, "_keras_mask", None)
+    if mask is not None:
+        target._keras_mask = mask
+    return target
+
+
+def register_as(cls: type, name: str | None) -> None:
+    """Have Keras write `cls` into files by this registered name, None for a class of its own.
+
+    The public decorator would also have it read `cls` from files.
+    """
+    GLOBAL_CUSTOM_NAMES[cls] = name
+
+
+def without_autocast() -> contextlib.AbstractContextManager[Any]:
+    """Read Keras variables in the precision they have, whatever layer is being called."""
+    return AutocastScope(None)
+
+
+def call_state() -> Callable[[], contextlib.AbstractContextManager[None]]:
+    """How Keras calls layers at this point, to be resumed when their call is over.
+
+    A call passes arguments such as `training` down to the layers inside, and the dtype to
+    cast variables to, by global state; a call repeated in the backward pass finds neither.
+    """
+    names = ("current_call_ctx", "autocast_scope")
+    state = {name: copy.copy(global_state.get_global_attribute(name)) for name in names}
+
+    @contextlib.contextmanager
+    def resumed() -> Any:
+        before = {name: global_state.get_global_attribute(name) for name in names}
+        try:
+            for name, value in state.items():
+                # A copy, since each layer called writes its own arguments into it.
+                global_state.set_global_attribute(name, copy.copy(value))
+            yield
+        finally:
+            for name, value in before.items():
+                global_state.set_global_attribute(name, value)
+
+    return resumed

@@ -76,7 +76,9 @@ class Kept:
         if self._shared is not None:
             where, since, tensor = self._shared
             if where is graph and now - since <= self._shared_for:
-                return tensor
+                # Waiting for these gradients, too: what is computed from it alone would run as
+                # soon as it is there, blocks of layers too early.
+                return after([tensor], dys)[0]
         tensor = self._anew(dys)
         self._shared = graph, now, tensor
         return tensor

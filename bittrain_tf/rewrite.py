@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 
-from bittrain_tf.layers import compressed_class, skip_reason, stock_class
+from bittrain_tf.layers import Rerun, compressed_class, has_form, skip_reason, stock_class
 from bittrain_tf.private import flatten_layers
 
 Filters = str | Sequence[str] | Callable[[keras.layers.Layer], bool]
@@ -40,12 +40,35 @@ def compressed_classes(
     """
     layers = flatten_layers(model)
     chosen = _choose(layers, filters)
-    return {
-        layer: stock_class(layer)
-        if skip_reason(layer) is not None or layer not in chosen
-        else compressed_class(stock_class(layer), codec, choices.get(layer))
-        for layer in layers
-    }
+    rerun = [] if filters is None else _rerun(layers, chosen, by_name=_is_list(filters))
+    inside = {inner for layer in rerun for inner in flatten_layers(layer)}
+
+    def class_of(layer: keras.layers.Layer) -> type[keras.layers.Layer]:
+        stock = stock_class(layer)
+        if layer in inside or layer not in chosen:
+            return stock
+        if layer in rerun:
+            return compressed_class(stock, codec, form=Rerun)
+        return stock if skip_reason(layer) else compressed_class(stock, codec, choices.get(layer))
+
+    return {layer: class_of(layer) for layer in layers}
+
+
+def _rerun(
+    layers: Sequence[keras.layers.Layer], chosen: Sequence[keras.layers.Layer], *, by_name: bool
+) -> list[keras.layers.Layer]:
+    """Which of the chosen layers are run again as a whole: those that have no form.
+
+    One made of other layers has to be asked for by its name. Cells and layers in wrappers
+    are called by the layer around them, in loops of its own, and stay what they are.
+    """
+    around = [x for x in layers if isinstance(x, keras.layers.RNN | keras.layers.Wrapper)]
+    called = {inner for layer in around for inner in flatten_layers(layer)}
+    return [
+        layer
+        for layer in chosen
+        if not has_form(layer) and layer not in called and (by_name or not flatten_layers(layer))
+    ]
 
 
 def restore(model: keras.Model) -> keras.Model:
@@ -127,7 +150,7 @@ def _choose(
         chosen = [layer for layer in layers if pattern.search(layer.name)]
     elif callable(filters):
         chosen = [layer for layer in layers if filters(layer)]
-    elif isinstance(filters, Sequence) and all(isinstance(name, str) for name in filters):
+    elif _is_list(filters):
         names = {layer.name for layer in layers}
         unknown = [name for name in filters if name not in names]
         if unknown:
@@ -143,6 +166,11 @@ def _choose(
     if not chosen:
         raise ValueError(f"filters={filters!r} matches no layer. {_names(layers)}")
     return chosen
+
+
+def _is_list(filters: Filters) -> bool:
+    is_sequence = isinstance(filters, Sequence) and not isinstance(filters, str)
+    return is_sequence and all(isinstance(name, str) for name in filters)
 
 
 def _names(layers: Sequence[keras.layers.Layer]) -> str:

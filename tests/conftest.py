@@ -33,3 +33,14 @@ def backend(request, monkeypatch):
     elif not native.available():
         pytest.skip(f"no native kernels: {native.native().detail}")
     return request.param
+
+
+@pytest.fixture
+def plain_graphs():
+    """Graphs are run as they were traced."""
+    before = tf.config.optimizer.get_experimental_options()
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    yield
+    tf.config.optimizer.set_experimental_options(
+        {"disable_meta_optimizer": before.get("disable_meta_optimizer", False)}
+    )

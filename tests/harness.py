@@ -9,7 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bittrain_tf.layers import compressed_class
+from bittrain_tf.layers import compressed_class, skip_reason, stock_class
+from bittrain_tf.private import flatten_layers
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 _UNSIGNED = {2: np.uint16, 4: np.uint32, 8: np.uint64}
@@ -40,10 +41,15 @@ def sparse(shape, dtype="float32", density: float = 0.5, seed: int = 0) -> np.nd
     return np.asarray(values, tf.as_dtype(dtype).as_numpy_dtype)
 
 
-def put_on(layer: keras.layers.Layer, codec: str | None = "bitmap") -> keras.layers.Layer:
-    """`layer`, in its compressed form unless `codec` is None."""
+def put_on(
+    layer: keras.layers.Layer, codec: str | None = "bitmap", choice: str | None = None
+) -> keras.layers.Layer:
+    """`layer` and the layers inside, in their compressed forms unless `codec` is None."""
     if codec is not None:
-        object.__setattr__(layer, "__class__", compressed_class(type(layer), codec))
+        parts = [part for part in flatten_layers(layer) if skip_reason(part) is None]
+        for changed in (layer, *parts):
+            cls = compressed_class(stock_class(changed), codec, choice)
+            object.__setattr__(changed, "__class__", cls)
     return layer
 
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 from keras import layers
 
 
@@ -25,6 +26,9 @@ class Case:
         shape: Shape of the input, with the batch.
         inputs: How many inputs of that shape it merges; 0 for a layer of one input.
         signed: Whether the layer should see negative inputs too.
+        call: Arguments by name of the layer's call.
+        attends: Whether its inputs are arguments: query, value and key. A single one is
+            query and value.
         prepare: What to do with the layer once it is built.
         trainable: The layer's `trainable`.
     """
@@ -34,6 +38,8 @@ class Case:
     shape: tuple[int, ...]
     inputs: int = 0
     signed: bool = False
+    call: dict[str, Any] = dataclasses.field(default_factory=dict)
+    attends: bool = False
     prepare: Callable[[keras.layers.Layer], None] | None = None
     trainable: bool = True
 
@@ -45,13 +51,16 @@ class Case:
 
     def __str__(self) -> str:
         """An identifier for pytest: the class and its options."""
-        options = [f"{k}={_short(v)}" for k, v in self.options.items()]
+        options = [f"{k}={_short(v)}" for k, v in (self.options | self.call).items()]
+        options += [f"inputs={self.inputs}"] * (self.attends and self.inputs > 0)
         extra = ["frozen"] * (not self.trainable)
         extra += [self.prepare.__name__] if self.prepare else []
         return "-".join([self.cls.__name__, *options, *extra])
 
 
 def _short(value: Any) -> str:
+    if isinstance(value, np.ndarray):
+        return "array"
     if callable(value):
         return getattr(value, "__name__", type(value).__name__)
     return str(value).replace(" ", "")
@@ -67,6 +76,7 @@ def freeze_kernel(layer: keras.layers.Layer) -> None:
 
 
 LINE, IMAGE, VOLUME = (2, 9, 4), (2, 7, 6, 4), (2, 4, 5, 4, 2)
+TRIANGLE = np.tri(9, dtype=bool)[None]
 SHAPE_OF_RANK = {1: LINE, 2: IMAGE, 3: VOLUME}
 CHANNELS_FIRST = {"data_format": "channels_first"}
 WEIGHT_OPTIONS = [
@@ -222,7 +232,70 @@ def _normalizations() -> list[Case]:
         ),
         *(Case(layers.BatchNormalization, {}, shape) for shape in ((6, 5), LINE, VOLUME)),
         Case(layers.BatchNormalization, {}, IMAGE, trainable=False),
+        *_sample_normalizations(),
     ]
+
+
+def _sample_normalizations() -> list[Case]:
+    weights = [
+        {"center": False},
+        {"scale": False},
+        {"center": False, "scale": False},
+        {"epsilon": 0.1},
+        {"gamma_regularizer": "l2", "beta_constraint": "non_neg"},
+    ]
+    axes = [{"axis": 1}, {"axis": [1, 2]}]
+    groups = [{"groups": 1}, {"groups": -1}, {"groups": 3, "axis": 2}]
+    return [
+        *_cases(layers.LayerNormalization, {}, IMAGE, *axes, {"rms_scaling": True}, *weights),
+        *_cases(layers.GroupNormalization, {"groups": 2}, IMAGE, *groups, *weights),
+        # Keras multiplies by the scale as it is, so that its axes must be the last.
+        *_cases(layers.RMSNormalization, {}, IMAGE, {"axis": [2, 3]}, {"epsilon": 0.1}),
+        *_cases(layers.UnitNormalization, {}, IMAGE, *axes),
+        Case(layers.LayerNormalization, {}, IMAGE, trainable=False),
+        Case(layers.GroupNormalization, {"groups": 2}, IMAGE, trainable=False),
+        Case(layers.RMSNormalization, {}, IMAGE, trainable=False),
+    ]
+
+
+def _attentions() -> list[Case]:
+    options = [
+        {"dropout": 0.3},
+        {"dropout": 0.3, "seed": 5},
+        {"use_bias": False},
+        {"use_gate": True},
+        {"sliding_window": 2},
+        {"flash_attention": False},
+        {"kernel_regularizer": "l1", "kernel_constraint": "non_neg"},
+        {"bias_regularizer": "l2", "activity_regularizer": "l1"},
+    ]
+    multi = {"num_heads": 2, "key_dim": 3}
+    grouped = {"head_dim": 3, "num_query_heads": 4, "num_key_value_heads": 2}
+    calls = [{"use_causal_mask": True}, {"attention_mask": TRIANGLE}]
+    cases = []
+    for cls, required in (
+        (layers.MultiHeadAttention, multi),
+        (layers.GroupQueryAttention, grouped),
+    ):
+        cases += [Case(cls, required, LINE, attends=True)]
+        cases += _cases(cls, required, LINE, *options, inputs=2, attends=True)
+        for extra in ({}, {"dropout": 0.3}):
+            named = {"inputs": 2, "attends": True}
+            cases += [Case(cls, {**required, **extra}, LINE, call=call, **named) for call in calls]
+        cases += [
+            Case(cls, required, LINE, inputs=3, attends=True),
+            Case(cls, required, LINE, 2, call={"return_attention_scores": True}, attends=True),
+            Case(cls, required, LINE, 2, attends=True, trainable=False),
+        ]
+    for shape, extra in (
+        (LINE, {"value_dim": 2}),
+        (LINE, {"output_shape": 5}),
+        (IMAGE, {}),
+        (IMAGE, {"attention_axes": 1}),
+        (IMAGE, {"attention_axes": (1, 2), "dropout": 0.3}),
+    ):
+        cases += [Case(layers.MultiHeadAttention, {**multi, **extra}, shape, 2, attends=True)]
+    return cases
 
 
 def _poolings() -> list[Case]:
@@ -311,6 +384,7 @@ CASES = [
     *_products(),
     *_activations(),
     *_normalizations(),
+    *_attentions(),
     *_poolings(),
     *_dropouts(),
     *_mergings(),

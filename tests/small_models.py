@@ -205,6 +205,43 @@ MODELS: dict[str, Callable[[], Task]] = {
 }
 
 
+@keras.saving.register_keras_serializable("bittrain_tf_tests")
+class Penalty(layers.Layer):
+    """Adds the mean of the squares of what it passes on to the loss."""
+
+    def call(self, inputs):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(inputs)))
+        return inputs
+
+
+def mixture(normalized: bool = True) -> Task:
+    """Something of everything: convolutions, dropout, a block, attention, an added loss.
+
+    No tensor has more than two readers that are differentiated: the order in which three
+    gradients are added up is a tape's own.
+
+    Args:
+        normalized: With batch normalization.
+    """
+    block_inputs = keras.Input((6, 6, 6), name="block_inputs")
+    x = layers.Conv2D(6, 3, padding="same", activation="relu", name="block_conv")(block_inputs)
+    x = layers.Dropout(0.2, seed=1, name="block_dropout")(x)
+    block = keras.Model(block_inputs, layers.Dense(6, name="block_dense")(x), name="block")
+
+    inputs = keras.Input((8, 8, 3), name="images")
+    x = layers.Conv2D(6, 3, name="conv")(inputs)
+    x = layers.BatchNormalization(name="normalization")(x) if normalized else x
+    x = layers.Dropout(0.2, seed=2, name="dropout")(layers.ReLU(name="relu")(x))
+    x = layers.Reshape((36, 6), name="sequence")(block(x))
+    query = layers.Dense(6, activation="gelu", name="to_query")(x)
+    value = layers.LayerNormalization(name="layer_norm")(layers.Dense(6, name="to_value")(x))
+    attention = layers.MultiHeadAttention(2, 3, dropout=0.1, seed=3, name="attention")
+    x = layers.Add(name="add")([query, attention(query, value)])
+    x = layers.GlobalAveragePooling1D(name="pool")(Penalty(name="penalty")(x))
+    x = layers.Dense(8, activation="relu", name="hidden")(x)
+    return _classification(keras.Model(inputs, layers.Dense(3, name="head")(x)), _images(8))
+
+
 def noisy() -> Task:
     """Every kind of layer that draws random numbers or keeps averages."""
     model = keras.Sequential(

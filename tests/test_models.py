@@ -6,8 +6,12 @@ import keras
 import numpy as np
 import pytest
 import small_models as small
+from harness import to_numpy
 
 import bittrain_tf as bt
+from bittrain_tf.layers import KEEP, REBUILD, Rerun
+from bittrain_tf.private import flatten_layers
+from bittrain_tf.rewrite import compressed_classes, switch
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -119,3 +123,74 @@ def test_moving_statistics_advance_once_a_step(run_eagerly):
     mean = np.mean(convolution(task.x), (0, 1, 2))
     expected = mean * (1 - normalization.momentum**2)
     np.testing.assert_allclose(normalization.moving_mean, expected, rtol=1e-5, atol=1e-7)
+
+
+def chosen(model, choice):
+    """All outputs kept, or all rebuilt."""
+    choices = dict.fromkeys(flatten_layers(model), choice)
+    switch(model, compressed_classes(model, "bitmap", None, choices))
+
+
+def rerun(model):
+    bt.compress(model, filters=["block"])
+    assert [layer.name for layer in flatten_layers(model) if isinstance(layer, Rerun)] == ["block"]
+
+
+WAYS = {
+    "as it sees fit": bt.compress,
+    "all kept": lambda model: chosen(model, KEEP),
+    "all rebuilt": lambda model: chosen(model, REBUILD),
+    "a block re-run": rerun,
+}
+
+
+def seeds(model):
+    return [v.value.numpy().tolist() for v in model.variables if "seed" in v.path]
+
+
+# `filters` has tests of its own, in test_rerun.py.
+SOME = [pytest.param(way, marks=() if "all" in way else pytest.mark.slow) for way in WAYS]
+
+
+@pytest.mark.usefixtures("plain_graphs")
+@pytest.mark.parametrize("way", SOME)
+def test_every_choice_trains_as_stock(way):
+    """50 steps: the same losses, metrics, weights, optimizer and seeds, bit for bit."""
+
+    def run(change):
+        task = small.seeded(lambda: small.mixture(normalized=False)).compile(metrics=["accuracy"])
+        change(task.model)
+        before = seeds(task.model)
+        x, y = np.tile(task.x, (2, 1, 1, 1)), np.tile(task.y, 2)
+        history = task.model.fit(x, y, 4, epochs=25, shuffle=False, verbose=0).history
+        drawn = np.subtract(seeds(task.model), before)
+        return history, small.bits(v.value for v in task.model.variables), drawn, task.model
+
+    history, variables, drawn, _ = run(lambda model: None)
+    other = run(WAYS[way])
+    assert other[0] == history
+    assert other[1] == variables
+    np.testing.assert_array_equal(other[2], drawn)
+    np.testing.assert_array_equal(drawn, [[0, 50]] * 3)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("plain_graphs")
+@pytest.mark.parametrize("way", WAYS)
+def test_every_choice_with_batch_normalization(way):
+    """Step by step from the same state; see `test_each_step_is_that_of_stock_but_for_rounding`."""
+    stock, other = (small.seeded(small.mixture).compile() for _ in range(2))
+    WAYS[way](other.model)
+    for _ in range(STEPS):
+        (loss,), (other_loss,) = (
+            small.train(task.model, task.x, task.y, 1) for task in (stock, other)
+        )
+        assert other_loss == loss
+        assert seeds(other.model) == seeds(stock.model)
+        statistics = [
+            [to_numpy(v) for v in task.model.get_layer("normalization").non_trainable_variables]
+            for task in (stock, other)
+        ]
+        np.testing.assert_array_equal(*statistics)
+        assert_close(([loss], stock.model), ([other_loss], other.model), 1)
+        copy_state(stock.model, other.model)

@@ -27,7 +27,7 @@ def memory(request: dict[str, Any]) -> dict[str, Any]:
     """Peak RSS during training steps, and RSS just before them, in bytes."""
     model, x, y = _build(request)
     if request["compress"] is not None:
-        bittrain_tf.compress(model, **request["compress"])
+        _compress(request, model, x, y)
     losses = [_train(model, x, y, request["batch_size"])]  # traces, and makes optimizer slots
     gc.collect()
     resident = rss.resident()
@@ -40,7 +40,7 @@ def memory(request: dict[str, Any]) -> dict[str, Any]:
 def timing(request: dict[str, Any]) -> dict[str, Any]:
     """CPU and wall seconds a step of the stock and the compressed model, in turn."""
     models = {kind: _build(request) for kind in ("stock", "compressed")}
-    bittrain_tf.compress(models["compressed"][0], **request["compress"])
+    _compress(request, *models["compressed"])
     for model, x, y in models.values():
         _train(model, x, y, request["batch_size"])
     rounds = []
@@ -65,6 +65,14 @@ def _build(request: dict[str, Any]) -> tuple[keras.Model, Any, Any]:
         seed=request["seed"],
         batches=_STEPS,
     )
+
+
+def _compress(request: dict[str, Any], model: keras.Model, x: Any, y: Any) -> None:
+    options = request["compress"]
+    has_budget = any(options.get(f"{kind}_budget") is not None for kind in ("memory", "time"))
+    size = request["batch_size"]
+    batch = keras.tree.map_structure(lambda array: array[:size], (x, y))
+    bittrain_tf.compress(model, sample=batch if has_budget else None, **options)
 
 
 def _train(model: keras.Model, x: Any, y: Any, batch_size: int) -> float:

@@ -1,18 +1,15 @@
 """How long operations take: a model of floating-point operations and bytes.
 
 An operation takes the time to read its inputs and write its outputs, and a product that
-of its floating-point operations besides. The three rates are measured once a process.
-That is good for comparing plans, not for predicting a step: what TensorFlow fuses, and
-what stays in caches, it does not know.
+of its floating-point operations besides. The rates are constants, so that a plan is the
+same wherever and whenever it is made. That is good for comparing plans, not for
+predicting a step: what TensorFlow fuses, and what stays in caches, it does not know.
 """
 
 from __future__ import annotations
 
-import functools
 import math
-import time
-from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from collections.abc import Iterable
 
 import tensorflow as tf
 
@@ -20,21 +17,10 @@ from bittrain_tf.analysis.graph import VIEWS
 from bittrain_tf.analysis.liveness import Densities, tensor_bytes
 
 _FREE = VIEWS | {"Const", "NoOp", "Placeholder", "ReadVariableOp", "Shape", "VarHandleOp"}
-_REPEATS = 3
-
-
-class Rates(NamedTuple):
-    """What this machine does in a second.
-
-    Attributes:
-        product: Floating-point operations of a convolution or matrix product.
-        depthwise: Floating-point operations of a depthwise convolution.
-        memory: Bytes read and written by an elementwise operation.
-    """
-
-    product: float
-    depthwise: float
-    memory: float
+# Measured on two cores of a Xeon with AVX-512, float32; only their ratios matter. A
+# convolution or matrix product, in floating-point operations a second; a depthwise one,
+# likewise; an elementwise operation, in bytes read and written a second.
+_PRODUCT, _DEPTHWISE, MEMORY = 2.0e11, 1.4e10, 2.5e10
 
 
 def operations_seconds(operations: Iterable[tf.Operation], densities: Densities) -> float:
@@ -44,8 +30,7 @@ def operations_seconds(operations: Iterable[tf.Operation], densities: Densities)
         operations: Operations of known shapes.
         densities: The densities of what is encoded.
     """
-    rates = measured_rates()
-    return math.fsum(_seconds(op, rates, densities) for op in operations)
+    return math.fsum(_seconds(op, densities) for op in operations)
 
 
 def is_product(op: tf.Operation) -> bool:
@@ -53,38 +38,12 @@ def is_product(op: tf.Operation) -> bool:
     return _flops(op) > 0
 
 
-@functools.cache
-def measured_rates() -> Rates:
-    """The rates of this machine, measured in a fraction of a second."""
-    image, kernel = tf.ones([8, 32, 32, 64]), tf.ones([3, 3, 64, 64])
-    depthwise_kernel, large = tf.ones([3, 3, 64, 1]), tf.ones([2**22])
-    strides = [1, 1, 1, 1]
-    return Rates(
-        product=2 * image.shape.num_elements() * 9 * 64
-        / _time(lambda: tf.nn.conv2d(image, kernel, strides, "SAME")),
-        depthwise=2 * image.shape.num_elements() * 9
-        / _time(lambda: tf.nn.depthwise_conv2d(image, depthwise_kernel, strides, "SAME")),
-        memory=2 * 4 * large.shape.num_elements() / _time(lambda: tf.nn.relu(large)),
-    )  # fmt: skip
-
-
-def _time(fn: Callable[[], tf.Tensor]) -> float:
-    with tf.init_scope():  # really run, also when called while a graph is written
-        fn()
-        seconds = []
-        for _ in range(_REPEATS):
-            begin = time.perf_counter()
-            fn()
-            seconds.append(time.perf_counter() - begin)
-    return min(seconds)
-
-
-def _seconds(op: tf.Operation, rates: Rates, densities: Densities) -> float:
+def _seconds(op: tf.Operation, densities: Densities) -> float:
     if op.type in _FREE:
         return 0.0
-    rate = rates.depthwise if op.type.startswith("Depthwise") else rates.product
+    rate = _DEPTHWISE if op.type.startswith("Depthwise") else _PRODUCT
     moved = sum(tensor_bytes(t, densities) for t in [*op.inputs, *op.outputs])
-    return _flops(op) / rate + moved / rates.memory
+    return _flops(op) / rate + moved / MEMORY
 
 
 def _flops(op: tf.Operation) -> float:

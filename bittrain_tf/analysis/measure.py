@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Any
 
 from bittrain_tf.analysis import rss
 from bittrain_tf.analysis.builder import check_name
+from bittrain_tf.analysis.plan import check_budgets
 from bittrain_tf.analysis.text import size_text, table, to_text
 from bittrain_tf.codecs import get_codec
 
@@ -165,6 +166,8 @@ def measure(
     batch_size: int = 32,
     image_size: int = 96,
     rounds: int = 3,
+    memory_budget: float | int | None = None,
+    time_budget: float | None = None,
     codec: str = "bitmap",
     filters: str | Sequence[str] | None = None,
     seed: int = 0,
@@ -180,6 +183,8 @@ def measure(
         batch_size: Samples in a batch.
         image_size: Height and width of the images, for `keras.applications`.
         rounds: Rounds to measure, of two training steps each.
+        memory_budget: See `compress`; the data is the sample.
+        time_budget: See `compress`.
         codec: See `compress`.
         filters: See `compress`; a regular expression or a list of names.
         seed: Seed of weights and data.
@@ -198,6 +203,7 @@ def measure(
     """
     check_name(model)
     get_codec(codec)
+    check_budgets(memory_budget, time_budget)
     for name, value in (("batch_size", batch_size), ("image_size", image_size), ("rounds", rounds)):
         if not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be an int of 1 or more, got {value!r}.")
@@ -208,7 +214,12 @@ def measure(
         )
     rss.check_supported()
     plain = filters if filters is None or isinstance(filters, str) else list(filters)
-    options = {"codec": codec, "filters": plain}
+    options = {
+        "memory_budget": memory_budget,
+        "time_budget": time_budget,
+        "codec": codec,
+        "filters": plain,
+    }
     request = {
         "model": model,
         "batch_size": batch_size,

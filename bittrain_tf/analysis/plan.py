@@ -67,6 +67,7 @@ class Plan:
     Attributes:
         model: Name of the model.
         stock_peak: Predicted peak of the stock model.
+        stock_seconds: Predicted seconds of a step of the stock model.
         peak: Predicted peak of the plan.
         time_ratio: Predicted time of a step as a ratio to the stock model's.
         layers: A row for each layer there was a choice for.
@@ -77,6 +78,7 @@ class Plan:
 
     model: str
     stock_peak: int
+    stock_seconds: float
     peak: int
     time_ratio: float
     layers: tuple[PlannedLayer, ...]
@@ -90,20 +92,14 @@ class Plan:
 
     @property
     def quicker(self) -> tuple[int, float] | None:
-        """The next quicker of `points`; None if the plan is the quickest."""
-        return max(
-            (p for p in self.points if p[1] < self.time_ratio and p[0] > self.peak),
-            key=lambda p: p[1],
-            default=None,
-        )
+        """Of `points`, the smallest one noticeably quicker; None if there is none."""
+        return min((p for p in self.points if p[1] <= 0.97 * self.time_ratio), default=None)
 
     @property
     def smaller(self) -> tuple[int, float] | None:
-        """The next smaller of `points`; None if the plan is the smallest."""
-        return max(
-            (p for p in self.points if p[0] < self.peak and p[1] > self.time_ratio),
-            default=None,
-        )
+        """Of `points`, the quickest one noticeably smaller; None if there is none."""
+        smaller = (p for p in self.points if p[0] <= 0.9 * self.peak)
+        return min(smaller, key=lambda p: p[1], default=None)
 
     def render(self) -> str:
         """The plan, as text."""
@@ -114,6 +110,7 @@ class Plan:
         return {
             "model": self.model,
             "stock_peak": self.stock_peak,
+            "stock_seconds": self.stock_seconds,
             "peak": self.peak,
             "peak_ratio": self.peak_ratio,
             "time_ratio": self.time_ratio,
@@ -289,7 +286,16 @@ class _Planner:
             if name in sizes
         )
         points = tuple((p.peak_bytes, p.seconds / self._stock_seconds) for p in self._points)
-        return Plan(self._model.name, self.stock_peak, peak, ratio, rows, points, choices)
+        return Plan(
+            self._model.name,
+            self.stock_peak,
+            self._stock_seconds,
+            peak,
+            ratio,
+            rows,
+            points,
+            choices,
+        )
 
     def _choices(self, point: Point) -> dict[keras.layers.Layer, str]:
         return {
@@ -327,17 +333,36 @@ class _Planner:
 
     def _cost(self, classes: Classes) -> tuple[int, float]:
         """The peak of live bytes and the seconds of a step with these classes."""
-        found: list[TracedStep] = []
-
-        @tf.function(autograph=False)
-        def step(x: Any, y: Any) -> None:
-            found[:] = [trace(self._model, x, y, None)]
-
         with classes_for_tracing(self._model, classes):
-            step.get_concrete_function(*self._batch)
-        graph, gradients = found[0].graph, found[0].gradients
-        seconds = operations_seconds(needed(graph, gradients), self._densities)
-        return peak_live_bytes(graph, gradients, self._densities), seconds
+            return _cost(self._model, self._batch, self._densities)
+
+
+def predicted_cost(model: keras.Model, x: Any, y: Any = None) -> tuple[int, float]:
+    """What a step of `model`, as it is, is predicted to take, whatever makes it save memory.
+
+    Args:
+        model: A built Keras model.
+        x: One batch of inputs.
+        y: The targets of the batch.
+
+    Returns:
+        The peak of live bytes above the resident model, and seconds: to be compared with
+        those of other steps, see `Plan`.
+    """
+    return _cost(model, _batch(model, x, y, False), Densities(_DENSITY))
+
+
+def _cost(model: keras.Model, batch: tuple[Any, Any], densities: Densities) -> tuple[int, float]:
+    found: list[TracedStep] = []
+
+    @tf.function(autograph=False)
+    def step(x: Any, y: Any) -> None:
+        found[:] = [trace(model, x, y, None)]
+
+    step.get_concrete_function(*batch)
+    graph, gradients = found[0].graph, found[0].gradients
+    seconds = operations_seconds(needed(graph, gradients), densities)
+    return peak_live_bytes(graph, gradients, densities), seconds
 
 
 def _labels(layers: Sequence[keras.layers.Layer]) -> dict[keras.layers.Layer, str]:

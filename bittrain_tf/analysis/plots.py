@@ -1,10 +1,15 @@
-"""Bar charts. Needs the `plots` extra; matplotlib is imported only when one is drawn."""
+"""Charts. Needs the `plots` extra; matplotlib is imported only when one is drawn."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import pathlib
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 def save_bars(
@@ -33,15 +38,10 @@ def save_bars(
         FileExistsError: If the file exists and `overwrite` is False.
         ValueError: If the ending is of no known format.
     """
-    check_path(path, overwrite=overwrite)
-    # Not pyplot, whose global state and choice of a window system belong to the caller.
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-
     bars_per_label = 1 if stacked else len(series)
     height = 0.8 / bars_per_label
-    figure = Figure(figsize=(9, 1.5 + 0.3 * len(labels) * bars_per_label), layout="constrained")
-    FigureCanvasAgg(figure)
+    check_path(path, overwrite=overwrite)
+    figure = _figure(9, 1.5 + 0.3 * len(labels) * bars_per_label)
     axes = figure.add_subplot()
     ends = [0.0] * len(labels)
     for i, (name, values) in enumerate(series.items()):
@@ -55,6 +55,55 @@ def save_bars(
     axes.set_title(title)
     figure.legend(loc="outside lower center", ncols=len(series))
     figure.savefig(path)
+
+
+def save_curve(
+    path: str | os.PathLike[str],
+    title: str,
+    axes_titles: tuple[str, str],
+    curve: Sequence[tuple[float, float]],
+    points: Mapping[str, tuple[float, float]],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Draw a curve and points beside it, and save them.
+
+    Args:
+        path: As of `save_bars`.
+        title: Title of the chart.
+        axes_titles: What the horizontal and the vertical axis are.
+        curve: The corners of the curve.
+        points: For each name in the legend, a point.
+        overwrite: As of `save_bars`.
+
+    Raises:
+        ImportError: As `save_bars`.
+        FileExistsError: As `save_bars`.
+        ValueError: As `save_bars`.
+    """
+    check_path(path, overwrite=overwrite)
+    figure = _figure(7, 5)
+    axes = figure.add_subplot()
+    axes.plot(*zip(*curve, strict=True), drawstyle="steps-post", marker=".", label="plans")
+    for (name, (x, y)), marker in zip(points.items(), itertools.cycle("s^vDP*")):
+        axes.plot([x], [y], marker, markersize=9, label=name)
+    axes.set_xlabel(axes_titles[0])
+    axes.set_ylabel(axes_titles[1])
+    axes.set_ylim(bottom=0)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
+def _figure(width: float, height: float) -> Figure:
+    # Not pyplot, whose global state and choice of a window system belong to the caller.
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(width, height), layout="constrained")
+    FigureCanvasAgg(figure)
+    return figure
 
 
 def check_path(path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

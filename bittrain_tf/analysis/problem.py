@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import tensorflow as tf
 
 from bittrain_tf import native, planning, recipes
-from bittrain_tf.analysis.cost import is_product, measured_rates, operations_seconds
+from bittrain_tf.analysis.cost import MEMORY, is_product, operations_seconds
 from bittrain_tf.analysis.graph import VIEWS, StepGraph, key, needed
 from bittrain_tf.analysis.liveness import Densities, live_bytes, original, tensor_bytes
 from bittrain_tf.analysis.tracing import TracedStep
@@ -162,7 +162,7 @@ class _Reader:
             nbytes,
             # The bitmap is often a mask that is kept in any case; one bit an element.
             int(nbytes * self._densities.of(x)) + nbytes // (8 * x.dtype.size),
-            kept_seconds=passes * nbytes / measured_rates().memory,
+            kept_seconds=passes * nbytes / MEMORY,
         )
 
     def _add(self, tensor: planning.Tensor) -> int:

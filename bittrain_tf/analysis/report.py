@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 
 from bittrain_tf.analysis.text import table, to_text
-from bittrain_tf.layers import CompressedLayer, skip_reason, stock_class
+from bittrain_tf.layers import CompressedLayer, Rerun, skip_reason, stock_class
 from bittrain_tf.private import flatten_layers
 from bittrain_tf.rewrite import check_model
 
@@ -28,14 +28,16 @@ class LayerReport:
         name: Its name.
         class_name: Its Keras class.
         status: `"compressed"` or `"stock"`.
-        codec: The name of its codec; None for a stock layer.
-        reason: Why it is stock; None for a compressed layer.
+        codec: The name of its codec; None for a stock layer, or one that is re-run.
+        choice: Whether its output is kept or rebuilt where a plan has chosen; else None.
+        reason: Why it is stock, or how it is compressed where that is not its own form.
     """
 
     name: str
     class_name: str
     status: str
     codec: str | None
+    choice: str | None
     reason: str | None
 
 
@@ -74,9 +76,16 @@ class Report:
         counts = ", ".join(f"{count} {status}" for status, count in self.counts.items())
         return table(
             f"Layers of {self.model}: {counts}",
-            ["layer", "class", "status", "codec", "reason"],
+            ["layer", "class", "status", "codec", "output", "reason"],
             (
-                (row.name, row.class_name, row.status, row.codec or "", row.reason or "")
+                (
+                    row.name,
+                    row.class_name,
+                    row.status,
+                    row.codec or "",
+                    row.choice or "",
+                    row.reason or "",
+                )
                 for row in self.layers
             ),
         )
@@ -98,17 +107,24 @@ def report(model: keras.Model) -> Report:
     check_model(model)
     layers = flatten_layers(model)
     any_compressed = any(isinstance(layer, CompressedLayer) for layer in layers)
-    return Report(model.name, tuple(_describe(layer, any_compressed) for layer in layers))
+    rerun = [layer for layer in layers if isinstance(layer, Rerun)]
+    parts = {part: layer.name for layer in rerun for part in flatten_layers(layer)}
+    rows = (_describe(layer, any_compressed, parts.get(layer)) for layer in layers)
+    return Report(model.name, tuple(rows))
 
 
-def _describe(layer: keras.layers.Layer, any_compressed: bool) -> LayerReport:
+def _describe(layer: keras.layers.Layer, any_compressed: bool, part_of: str | None) -> LayerReport:
     class_name = stock_class(layer).__name__
+    if isinstance(layer, Rerun):
+        return LayerReport(layer.name, class_name, COMPRESSED, None, None, "re-run as a whole")
     if isinstance(layer, CompressedLayer):
-        return LayerReport(layer.name, class_name, COMPRESSED, layer.codec.name, None)
-    if isinstance(layer, _CONTAINERS):
+        return LayerReport(layer.name, class_name, COMPRESSED, layer.codec.name, layer.choice, None)
+    if part_of is not None:
+        reason = f"re-run as part of {part_of}"
+    elif isinstance(layer, _CONTAINERS):
         reason = "container"
     else:
         reason = skip_reason(layer) or (
             "left out by filters" if any_compressed else "not compressed"
         )
-    return LayerReport(layer.name, class_name, STOCK, None, reason)
+    return LayerReport(layer.name, class_name, STOCK, None, None, reason)

@@ -37,15 +37,16 @@ class TracedStep:
 def trace(model: keras.Model, x: Any, y: Any, loss: Loss | None) -> TracedStep:
     """Write a step of `model` into the graph at hand; state stays what it is."""
     scopes = LayerScopes()
+    sources = [v.value for v in model.trainable_variables]
     # Updates of moving statistics, seeds and metrics end in the scope instead of the model.
-    with keras.StatelessScope(), tf.GradientTape() as tape:
+    values = list(zip(model.trainable_variables, sources, strict=True))
+    with keras.StatelessScope(values, collect_losses=True), tf.GradientTape() as tape:
         with scopes.recording(model):
             outputs = model(x, training=True)
         with scopes.loss():
             value = _loss(model, x, y, outputs, loss)
     with tf.name_scope("gradient_of_loss"):
         seed = tf.identity(tf.ones_like(value))
-    sources = [v.value for v in model.trainable_variables]
     gradients = tape.gradient(value, sources, output_gradients=seed)
     return TracedStep(
         tf.compat.v1.get_default_graph(),

@@ -16,22 +16,26 @@ from bittrain_tf.layers.registry import (
     REBUILD,
     CompressedLayer,
     compressed_class,
+    has_form,
     register_layer,
     registered_layers,
     skip_reason,
     stock_class,
 )
+from bittrain_tf.layers.rerun import Rerun
 
 __all__ = [
     "KEEP",
     "REBUILD",
     "CompressedLayer",
+    "Rerun",
     "activation",
     "attention",
     "compressed_class",
     "convolution",
     "dense",
     "dropout",
+    "has_form",
     "merging",
     "normalization",
     "pooling",

@@ -163,9 +163,10 @@ def _leaky_relu(
         return fn(x)
     kept, y = recipes.keep_mask(mask.pack_positive(x), fn(tf.stop_gradient(x)))
     slope = float(np.float32(negative_slope))  # of the precision TensorFlow's operation takes
-    return recipes.with_gradient(
+    y = recipes.with_gradient(
         y, [x], [kept], lambda dy, passes: (mask.choose(dy, passes, on=1.0, off=slope),)
     )
+    return layer.leave(y, fn, x, rebuilt=recipes.is_free(x))
 
 
 def _composed(fn: Activation, x: tf.Tensor, layer: CompressedLayer) -> tf.Tensor:
@@ -277,4 +278,5 @@ class CompressedPReLU(CompressedLayer):
         def prelu(x: tf.Tensor, alpha: tf.Tensor) -> tf.Tensor:
             return keras.activations.relu(x) + -alpha * keras.activations.relu(-x)
 
-        return recipes.keep_inputs(prelu, inputs, alpha)
+        y = recipes.keep_inputs(prelu, inputs, alpha)
+        return self.leave(y, prelu, inputs, alpha, rebuilt=recipes.is_free(inputs))

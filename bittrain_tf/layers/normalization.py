@@ -139,10 +139,11 @@ class CompressedSampleNormalization(CompressedLayer):
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
         normalize = super().call
-        weights = [tf.convert_to_tensor(v) for v in self.trainable_variables]
-        if not (recording() and recorded(inputs, *weights)):
+        trained = map(tf.convert_to_tensor, self.trainable_variables)
+        if not (recording() and recorded(inputs, *trained)):
             return normalize(inputs)
-        fn = with_weights(normalize, self.trainable_variables)
+        weights = [tf.convert_to_tensor(v) for v in self.variables]
+        fn = with_weights(normalize, self.variables)
         y = recipes.keep_inputs(fn, inputs, *weights)
         return self.leave(y, fn, inputs, *weights, rebuilt=True)
 

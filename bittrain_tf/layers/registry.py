@@ -17,6 +17,7 @@ import tensorflow as tf
 
 from bittrain_tf import ledger, recipes
 from bittrain_tf.codecs import Codec, get_codec
+from bittrain_tf.private import register_as
 
 KEEP, REBUILD = "keep", "rebuild"
 
@@ -120,17 +121,24 @@ def registered_layers() -> dict[type[keras.layers.Layer], type[CompressedLayer]]
 
 def stock_class(layer: keras.layers.Layer) -> type[keras.layers.Layer]:
     """The class of `layer` without compression."""
-    return layer.stock_class if isinstance(layer, CompressedLayer) else type(layer)
+    # Of the class: a layer of any make may have an attribute of that name.
+    return type(layer).stock_class if isinstance(layer, CompressedLayer) else type(layer)
 
 
 @functools.cache
 def compressed_class(
-    stock: type[keras.layers.Layer], codec: str, choice: str | None = None
+    stock: type[keras.layers.Layer],
+    codec: str,
+    choice: str | None = None,
+    form: type[CompressedLayer] | None = None,
 ) -> type[keras.layers.Layer]:
-    """The compressed subclass of a Keras class; see `CompressedLayer` for the arguments."""
-    return type(stock)(
+    """The compressed subclass of a Keras class; see `CompressedLayer` for the arguments.
+
+    In the form registered for it, if none is given.
+    """
+    cls = type(stock)(
         stock.__name__,
-        (_form_of(stock), stock),
+        (form or _form_of(stock), stock),
         {
             "__module__": _public_module(stock),
             "__qualname__": stock.__qualname__,
@@ -140,12 +148,17 @@ def compressed_class(
             "stock_class": stock,
         },
     )
+    exported = cls.__module__ != stock.__module__
+    register_as(cls, None if exported else keras.saving.get_registered_name(stock))
+    return cls
 
 
 def _public_module(stock: type[keras.layers.Layer]) -> str:
     """The module Keras writes into files for its own classes, the public one, which lasts."""
-    exported = getattr(keras.layers, stock.__name__, None) is stock
-    return "keras.layers" if exported else stock.__module__
+    for module in (keras.layers, keras):
+        if getattr(module, stock.__name__, None) is stock:
+            return module.__name__
+    return stock.__module__
 
 
 def skip_reason(layer: keras.layers.Layer) -> str | None:
@@ -158,6 +171,12 @@ def skip_reason(layer: keras.layers.Layer) -> str | None:
         if base in _FORMS:
             return f"a {base.__name__} with a `call` of its own"
     return _KEEPS_NOTHING.get(stock, "no compressed form of this layer is registered")
+
+
+def has_form(layer: keras.layers.Layer) -> bool:
+    """Whether `layer` is of a class that has a form, or needs none."""
+    stock = stock_class(layer)
+    return _form_of(stock) is not None or stock in _KEEPS_NOTHING
 
 
 def _form_of(stock: type[keras.layers.Layer]) -> type[CompressedLayer] | None:
@@ -181,6 +200,7 @@ _KEEPS_NOTHING: dict[type[keras.layers.Layer], str] = {
             "AveragePooling1D",
             "AveragePooling2D",
             "AveragePooling3D",
+            "Embedding",
             "GlobalAveragePooling1D",
             "GlobalAveragePooling2D",
             "GlobalAveragePooling3D",

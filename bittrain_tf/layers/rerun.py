@@ -6,6 +6,7 @@ same weights, random seeds and other state, and differentiates that.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,7 +15,14 @@ import tensorflow as tf
 
 from bittrain_tf import recipes
 from bittrain_tf.layers.registry import CompressedLayer
-from bittrain_tf.private import recorded, recording
+from bittrain_tf.private import (
+    call_state,
+    copy_keras_mask,
+    flatten_layers,
+    recorded,
+    recording,
+    without_autocast,
+)
 
 
 def with_weights(
@@ -33,12 +41,19 @@ class Rerun(CompressedLayer):
     """Any layer, also one made of others, run again as a whole.
 
     Its outputs, losses and updates of state are those of the stock layer, and happen
-    once a step. Run eagerly, or with randomness that Keras does not seed, it is the
-    stock layer: what it draws could not be drawn again.
+    once a step. Run eagerly, or where a second run could come to something else (see
+    `_Computation.repeatable`), it is the stock layer.
     """
 
-    def call(self, *args: Any, **kwargs: Any) -> Any:
-        return rerun(self, super().call, args, kwargs)
+    def __init_subclass__(cls) -> None:  # noqa: D105
+        stock_call = cls.stock_class.call
+
+        # Keras reads from the signature which arguments the layer takes.
+        @functools.wraps(stock_call)
+        def call(self: Rerun, *args: Any, **kwargs: Any) -> Any:
+            return rerun(self, functools.partial(stock_call, self), args, kwargs)
+
+        cls.call = call
 
 
 def rerun(
@@ -52,58 +67,123 @@ def rerun(
         args: Its arguments, nested as they may be.
         kwargs: Its arguments by name.
     """
-    leaves = keras.tree.flatten((list(args), kwargs))
-    places = [i for i, leaf in enumerate(leaves) if _is_float(leaf)]
-    inputs = [leaves[i] for i in places]
-    trained = layer.trainable_variables
-    weights = [tf.convert_to_tensor(v) for v in trained]
-    if not recording() or tf.executing_eagerly() or not recorded(*inputs, *weights):
-        return call(*args, **kwargs)
-    state = [v for v in layer.variables if not any(v is w for w in trained)]
-    before = [tf.convert_to_tensor(v) for v in state]
-
-    def compute(*tensors: tf.Tensor) -> tuple[Any, list[tf.Tensor], keras.StatelessScope]:
-        given = list(leaves)
-        for place, tensor in zip(places, tensors, strict=False):
-            given[place] = tensor
-        values = [*zip(trained, tensors[len(places) :], strict=True)]
-        values += zip(state, before, strict=True)
-        with keras.StatelessScope(values, collect_losses=True) as scope:
-            args_given, kwargs_given = keras.tree.pack_sequence_as((list(args), kwargs), given)
-            result = call(*args_given, **kwargs_given)
-        # A regularizer or `add_loss` inside is one more output.
-        return result, [t for t in keras.tree.flatten(result) if _is_float(t)] + scope.losses, scope
-
-    def outputs(*tensors: tf.Tensor) -> list[tf.Tensor]:
-        return compute(*tensors)[1]
-
-    arguments = [*inputs, *weights]
-    kept = [recipes.keep(x) for x in arguments]
-    created = _operation_count()
-    result, ys, scope = compute(*recipes.detach(arguments, kept))
-    if _draws_unseeded(created):
-        return call(*args, **kwargs)
-    for variable, value in zip(state, before, strict=True):
-        after = scope.get_current_value(variable)
-        if after is not value:
-            variable.assign(after)
-    ys = recipes.with_gradients(
-        ys, arguments, kept, lambda dys, *rebuilt: recipes.differentiate(outputs, dys, *rebuilt)
-    )
-    for _ in scope.losses:
-        layer.add_loss(ys.pop())
-    return keras.tree.map_structure(lambda t: ys.pop(0) if _is_float(t) else t, result)
+    if recording() and not tf.executing_eagerly():
+        computation = _Computation(layer, call, args, kwargs)
+        if recorded(*computation.inputs) and computation.repeatable():
+            return computation.run()
+    return call(*args, **kwargs)
 
 
-def _is_float(value: Any) -> bool:
-    return tf.is_tensor(value) and value.dtype.is_floating
+class _Computation:
+    """A computation as a function of all tensors it reads; see `rerun`.
+
+    Attributes:
+        inputs: The tensors it is differentiated by.
+    """
+
+    def __init__(
+        self,
+        layer: keras.layers.Layer,
+        call: Callable[..., Any],
+        args: Sequence[Any],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self._layer, self._call = layer, call
+        self._structure = (list(args), kwargs)
+        self._leaves = keras.tree.flatten(self._structure)
+        self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, tf.Tensor)]
+        trained = layer.trainable_variables
+        self._state = [v for v in layer.variables if not any(v is w for w in trained)]
+        self._variables = [*trained, *self._state]
+        with without_autocast():  # a layer inside may read them in full precision
+            values = [tf.convert_to_tensor(v) for v in self._variables]
+        self._tensors = [*(self._leaves[i] for i in self._places), *values]
+        self._before = values[len(trained) :]
+        stateless = len(self._tensors) - len(self._state)
+        self._differentiable = [i for i in range(stateless) if _is_differentiable(self._tensors[i])]
+        self.inputs = [self._tensors[i] for i in self._differentiable]
+        self._resumed = call_state()
+
+    def repeatable(self) -> bool:
+        """Whether a second run comes to the same, and has its gradients.
+
+        Not if an operation has state that Keras does not know of (an unseeded random
+        number, a variable of no layer), or if a tensor to be differentiated comes in or
+        goes out otherwise than as an argument or a result: by a closure, an attribute.
+        """
+        found: list[bool] = []
+
+        def probe(*tensors: tf.Tensor) -> None:
+            with self._resumed():
+                result, _ = self._compute(tensors)
+            found.append(any(map(_is_composite, [*self._leaves, *keras.tree.flatten(result)])))
+
+        # In a graph of its own, of which nothing is left over.
+        specs = [tf.TensorSpec(t.shape, t.dtype) for t in self._tensors]
+        concrete = tf.function(probe, autograph=False).get_concrete_function(*specs)
+        stateful = any(op.op_def.is_stateful for op in concrete.graph.get_operations())
+        held = any(_is_of(concrete.graph, v) for v in self._attributes())
+        return not (any(found) or stateful or held or recorded(*concrete.captured_inputs))
+
+    def _attributes(self) -> list[Any]:
+        layers = [self._layer, *flatten_layers(self._layer)]
+        return [value for layer in layers for value in vars(layer).values()]
+
+    def run(self) -> Any:
+        """The result, with its losses added and its state updated."""
+        kept = [recipes.keep(x) for x in self._tensors]
+        result, scope = self._compute(recipes.detach(self._tensors, kept))
+        for variable, before in zip(self._state, self._before, strict=True):
+            after = scope.get_current_value(variable)
+            if after is not before:
+                variable.assign(after)
+        ys = recipes.with_gradients(_outputs(result, scope), self.inputs, kept, self._gradient)
+        # Regularizers and `add_loss` inside: one more output each.
+        count = len(ys) - len(scope.losses)
+        for loss in ys[count:]:
+            # Of the base class, since functional models refuse to add losses of their own.
+            keras.layers.Layer.add_loss(self._layer, loss)
+        outputs = iter(ys[:count])
+        return keras.tree.map_structure(
+            lambda t: copy_keras_mask(t, next(outputs)) if _is_differentiable(t) else t, result
+        )
+
+    def _gradient(self, dys: Sequence[tf.Tensor], *rebuilt: tf.Tensor) -> Any:
+        def outputs(*inputs: tf.Tensor) -> list[tf.Tensor]:
+            tensors = list(rebuilt)
+            for i, x in zip(self._differentiable, inputs, strict=True):
+                tensors[i] = x
+            with self._resumed():
+                return _outputs(*self._compute(tensors))
+
+        inputs = [rebuilt[i] for i in self._differentiable]
+        return recipes.differentiate(outputs, dys, *inputs)
+
+    def _compute(self, tensors: Sequence[tf.Tensor]) -> tuple[Any, keras.StatelessScope]:
+        count = len(self._places)
+        leaves = list(self._leaves)
+        for place, x in zip(self._places, tensors[:count], strict=True):
+            leaves[place] = copy_keras_mask(leaves[place], x)
+        values = list(zip(self._variables, tensors[count:], strict=True))
+        with without_autocast():  # which would round the values given
+            scope = keras.StatelessScope(values, collect_losses=True)
+        with scope:
+            args, kwargs = keras.tree.pack_sequence_as(self._structure, leaves)
+            return self._call(*args, **kwargs), scope
 
 
-def _operation_count() -> int:
-    return len(tf.compat.v1.get_default_graph().get_operations())
+def _outputs(result: Any, scope: keras.StatelessScope) -> list[tf.Tensor]:
+    return [*filter(_is_differentiable, keras.tree.flatten(result)), *scope.losses]
 
 
-def _draws_unseeded(created: int) -> bool:
-    """Whether the operations written since `created` draw random numbers from hidden state."""
-    written = tf.compat.v1.get_default_graph().get_operations()[created:]
-    return any("Random" in op.type and op.op_def.is_stateful for op in written)
+def _is_differentiable(value: Any) -> bool:
+    return isinstance(value, tf.Tensor) and (value.dtype.is_floating or value.dtype.is_complex)
+
+
+def _is_of(graph: tf.Graph, value: Any) -> bool:
+    return tf.is_symbolic_tensor(value) and value.graph is graph
+
+
+def _is_composite(value: Any) -> bool:
+    """Whether a value is made of tensors: sparse, ragged, a variable."""
+    return tf.is_tensor(value) and not isinstance(value, tf.Tensor)
