@@ -1,4 +1,4 @@
-"""`make bench`: models of keras.applications, stock against compressed, into README.md."""
+"""`make bench`: models stock against compressed, and within budgets, into README.md."""
 
 import argparse
 import datetime
@@ -17,7 +17,15 @@ import bittrain_tf as bt
 
 MODELS = ("VGG16", "ResNet50", "MobileNetV2", "DenseNet121")
 README = pathlib.Path(__file__).parents[1] / "README.md"
-START, END = "<!-- bench:start -->", "<!-- bench:end -->"
+BUDGETED = {  # and the sizes of images and batches
+    "VGG16": (96, 32),
+    "ResNet50": (96, 32),
+    "MobileNetV2": (96, 32),
+    "DenseNet121": (64, 32),
+    "EfficientNetB0": (96, 16),
+    "benchmarks.transformer:encoder": (1, 8),
+}
+BUDGETS = (1.05, 1.25)  # times stock's time
 _STAGES = 3  # child processes of a measurement
 
 
@@ -30,10 +38,26 @@ def main():
     parser.add_argument("--dry-run", action="store_true", help="print, leave README.md alone")
     options = parser.parse_args()
 
+    plain = [(name, options.image_size, options.batch_size, None) for name in options.models]
+    budgeted = [(name, *BUDGETED[name], budget) for name in BUDGETED for budget in BUDGETS]
+    measured = measure_all([*plain, *budgeted], options.rounds)
+    texts = {
+        "bench": section(measured[: len(plain)], options),
+        "budget": budget_section(measured[len(plain) :]),
+    }
+    print("\n\n".join(texts.values()))
+    if not options.dry_run:
+        readme = README.read_text()
+        for marker, text in texts.items():
+            readme = replaced(readme, marker, text)
+        README.write_text(readme)
+
+
+def measure_all(cases, rounds):
+    """A measurement of each model, image size, batch size and time budget."""
     console = Console(stderr=True)
-    measured = []
     with Progress(console=console) as progress:
-        task = progress.add_task("", total=_STAGES * len(options.models))
+        task = progress.add_task("", total=_STAGES * len(cases))
         begun = 0
 
         def say(text):
@@ -41,22 +65,36 @@ def main():
             progress.update(task, description=text, completed=begun)
             begun += 1
 
-        for model in options.models:
-            measured.append(
-                bt.measure(
-                    model,
-                    batch_size=options.batch_size,
-                    image_size=options.image_size,
-                    rounds=options.rounds,
-                    progress=say,
-                )
+        measured = [
+            bt.measure(
+                name,
+                image_size=image_size,
+                batch_size=batch_size,
+                time_budget=budget,
+                rounds=rounds,
+                progress=say,
             )
+            for name, image_size, batch_size, budget in cases
+        ]
         progress.update(task, completed=begun)
+    return measured
 
-    text = section(measured, options)
-    print(text)
-    if not options.dry_run:
-        README.write_text(replaced(README.read_text(), text))
+
+def budget_section(measured):
+    """The table of time budgets as Markdown, a line for each model."""
+    heads = [f"memory, time_budget={budget} | CPU time" for budget in BUDGETS]
+    lines = [
+        f"| of stock | {' | '.join(heads)} |",
+        f"|---|{'---|' * (2 * len(BUDGETS))}",
+    ]
+    for i in range(0, len(measured), len(BUDGETS)):
+        row = measured[i : i + len(BUDGETS)]
+        size, batch_size = BUDGETED[row[0].model]
+        images = f"{size}x{size}, " if size > 1 else ""
+        figures = " | ".join(f"{m.peak_ratio:.2f}x | {m.cpu_ratio:.2f}x" for m in row)
+        name = row[0].model.replace("benchmarks.transformer:encoder", "transformer encoder")
+        lines.append(f"| {name} {images}batch {batch_size} | {figures} |")
+    return "\n".join([*lines, "", f"`make bench` on {datetime.date.today()}, as above."])
 
 
 def section(measured, options):
@@ -86,13 +124,14 @@ def section(measured, options):
     return "\n".join(lines)
 
 
-def replaced(readme, text):
-    """`readme` with `text` between the markers."""
-    before, found_start, rest = readme.partition(START)
-    _, found_end, after = rest.partition(END)
+def replaced(readme, marker, text):
+    """`readme` with `text` between the comments of that name."""
+    start, end = f"<!-- {marker}:start -->", f"<!-- {marker}:end -->"
+    before, found_start, rest = readme.partition(start)
+    _, found_end, after = rest.partition(end)
     if not (found_start and found_end):
-        raise SystemExit(f"README.md has no {START} ... {END} to put the table in.")
-    return f"{before}{START}\n{text}\n{END}{after}"
+        raise SystemExit(f"README.md has no {start} ... {end} to put the table in.")
+    return f"{before}{start}\n{text}\n{end}{after}"
 
 
 def machine():

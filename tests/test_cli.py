@@ -34,6 +34,28 @@ def test_analyze_json_and_options(capsys):
     assert read["sparse_dense"] == []
 
 
+def test_plan_is_printed_and_drawn(capsys, tmp_path):
+    plot = tmp_path / "curve.png"
+    command = ["plan", "measured_models:wide", "--batch-size", "64"]
+    assert cli.main([*command, "--time-budget", "1.5", "--plot", str(plot)]) == 0
+    out, _ = capsys.readouterr()
+    for text in ("hidden_3", "rebuild", "this plan", "stock"):
+        assert text in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+    assert cli.main([*command, "--memory-budget", "0.9", "--json"]) == 0
+    read = json.loads(capsys.readouterr().out)
+    assert read["peak"] <= 0.9 * read["stock_peak"]
+    assert read["rematscope"] is None or read["rematscope"]["peak"] > 0
+
+
+def test_plan_that_cannot_be(capsys):
+    assert cli.main(["plan", "measured_models:wide", "--memory-budget", "1000"]) == 2
+    assert "lowest that can be reached" in capsys.readouterr().err
+    with pytest.raises(SystemExit):
+        cli.main(["plan", "measured_models:wide", "--memory-budget", "half"])
+    assert "'half' is not a number" in capsys.readouterr().err
+
+
 def test_analyze_fails_on_a_sparse_tensor_kept_dense(capsys):
     assert cli.main(["analyze", "measured_models:sparse_dense"]) == 1
     out, err = capsys.readouterr()

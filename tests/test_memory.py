@@ -16,6 +16,7 @@ import pytest
 # 0.53 of that, and a few dense tensors are at work at the time of the peak in either case.
 BOUND = 0.8
 
+HERE = pathlib.Path(__file__).parent
 CHILD = "from bittrain_tf.analysis import child; child.main()"
 # Nothing waits for anything: not the rebuilding for the gradient, either.
 UNTIED = f"from bittrain_tf import recipes; recipes.after = lambda tensors, _: tensors; {CHILD}"
@@ -27,8 +28,17 @@ pytestmark = [
 
 
 @functools.cache
-def measure(model: str, compress: bool = False, code: str = CHILD) -> tuple[int, float]:
+def measure(
+    model: str,
+    compress: bool = False,
+    code: str = CHILD,
+    *,
+    time_budget: float | None = None,
+    batch_size: int = 8,
+    image_size: int | None = None,
+) -> tuple[int, float]:
     """Peak bytes of training above the resident model, and the loss."""
+    options = {} if time_budget is None else {"time_budget": time_budget}
     with tempfile.TemporaryDirectory() as folder:
         request, result = pathlib.Path(folder, "request.json"), pathlib.Path(folder, "result.json")
         request.write_text(
@@ -36,10 +46,10 @@ def measure(model: str, compress: bool = False, code: str = CHILD) -> tuple[int,
                 {
                     "task": "memory",
                     "seed": 0,
-                    "model": f"small_models:{model}",
-                    "batch_size": 8,
-                    "image_size": None,
-                    "compress": {} if compress else None,
+                    "model": model,
+                    "batch_size": batch_size,
+                    "image_size": image_size,
+                    "compress": options if compress else None,
                     "rounds": 3,
                     "result": str(result),
                 }
@@ -48,10 +58,10 @@ def measure(model: str, compress: bool = False, code: str = CHILD) -> tuple[int,
         subprocess.run(
             [sys.executable, "-c", code, str(request)],
             check=True,
-            timeout=120,
+            timeout=600,
             env={
                 **os.environ,
-                "PYTHONPATH": str(pathlib.Path(__file__).parent),
+                "PYTHONPATH": os.pathsep.join(map(str, [HERE, HERE.parent])),
                 "TF_CPP_MIN_LOG_LEVEL": "3",
                 # What is freed leaves the resident memory at once.
                 "MALLOC_MMAP_THRESHOLD_": "65536",
@@ -64,21 +74,21 @@ def measure(model: str, compress: bool = False, code: str = CHILD) -> tuple[int,
 
 def test_memory_falls():
     """tf#36981: recomputation that saved nothing, for releases."""
-    stock, loss = measure("wide_stack")
-    compressed, compressed_loss = measure("wide_stack", compress=True)
+    stock, loss = measure("small_models:wide_stack")
+    compressed, compressed_loss = measure("small_models:wide_stack", compress=True)
     assert compressed_loss == pytest.approx(loss, rel=1e-5)
     assert stock > 24 * 8 * 64 * 64 * 32 * 4  # or else it was not measured
     assert compressed <= BOUND * stock
 
 
 def test_rebuilding_before_the_gradient_saves_nothing():
-    stock, _ = measure("wide_stack")
-    untied, _ = measure("wide_stack", compress=True, code=UNTIED)
+    stock, _ = measure("small_models:wide_stack")
+    untied, _ = measure("small_models:wide_stack", compress=True, code=UNTIED)
     assert untied > BOUND * stock
 
 
 def test_another_dense_holder_shows():
-    without, _ = measure("wide_stack", compress=True)
-    with_squares, _ = measure("wide_stack_with_squares", compress=True)
-    stock, _ = measure("wide_stack")
+    without, _ = measure("small_models:wide_stack", compress=True)
+    with_squares, _ = measure("small_models:wide_stack_with_squares", compress=True)
+    stock, _ = measure("small_models:wide_stack")
     assert with_squares > without + 0.2 * stock

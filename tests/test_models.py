@@ -181,7 +181,7 @@ def test_every_choice_with_batch_normalization(way):
     """Step by step from the same state; see `test_each_step_is_that_of_stock_but_for_rounding`."""
     stock, other = (small.seeded(small.mixture).compile() for _ in range(2))
     WAYS[way](other.model)
-    for _ in range(STEPS):
+    for _ in range(50):
         (loss,), (other_loss,) = (
             small.train(task.model, task.x, task.y, 1) for task in (stock, other)
         )
