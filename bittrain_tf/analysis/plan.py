@@ -45,6 +45,8 @@ class PlannedLayer:
         name: Name of the layer; numbered where several have the same.
         class_name: Its Keras class.
         choice: `"keep"` or `"rebuild"`.
+        codec: How it is kept: the codec, or `"dense"` for what no codec makes smaller; None
+            if it is rebuilt.
         nbytes: Bytes of the tensors in question.
         kept_bytes: Bytes that are kept of them.
     """
@@ -52,6 +54,7 @@ class PlannedLayer:
     name: str
     class_name: str
     choice: str
+    codec: str | None
     nbytes: int
     kept_bytes: int
 
@@ -124,12 +127,13 @@ class Plan:
 
         layers = table(
             f"Plan for {self.model}",
-            ["layer", "class", "output", "dense", "kept"],
+            ["layer", "class", "output", "codec", "dense", "kept"],
             (
                 (
                     row.name,
                     row.class_name,
                     row.choice,
+                    row.codec or "",
                     size_text(row.nbytes),
                     size_text(row.kept_bytes) if row.choice == KEEP else "",
                 )
@@ -268,22 +272,11 @@ class _Planner:
                 f"The quickest plan within memory_budget is predicted to take {_rounded_up(ratio)} "
                 f"times the stock model's time, time_budget allows {time_budget:g}. Raise either."
             )
-        sizes, kept = Counter(), Counter()
-        for tensor in self._problem.tensors:
-            if tensor.group is not None:
-                sizes[tensor.group] += tensor.nbytes
-                kept[tensor.group] += tensor.kept_bytes
-        choices = self._choices(point)
+        choices, groups = self._choices(point), set(self._problem.groups)
         rows = tuple(
-            PlannedLayer(
-                name,
-                stock_class(layer).__name__,
-                choices[layer],
-                sizes[name],
-                kept[name] if choices[layer] == KEEP else 0,
-            )
+            self._row(layer, choices[layer])
             for layer, name in self._labels.items()
-            if name in sizes
+            if name in groups
         )
         points = tuple((p.peak_bytes, p.seconds / self._stock_seconds) for p in self._points)
         return Plan(
@@ -295,6 +288,19 @@ class _Planner:
             rows,
             points,
             choices,
+        )
+
+    def _row(self, layer: keras.layers.Layer, choice: str) -> PlannedLayer:
+        name = self._labels[layer]
+        tensors = [t for t in self._problem.tensors if t.group == name]
+        is_encoded = any(t.kept_seconds for t in tensors)
+        return PlannedLayer(
+            name,
+            stock_class(layer).__name__,
+            choice,
+            None if choice == REBUILD else self._codec if is_encoded else "dense",
+            sum(t.nbytes for t in tensors),
+            sum(t.kept_bytes for t in tensors) if choice == KEEP else 0,
         )
 
     def _choices(self, point: Point) -> dict[keras.layers.Layer, str]:

@@ -4,8 +4,8 @@ import math
 import re
 import statistics
 
-from benchmarks.peers_exactness import in_words
-from benchmarks.peers_ways import STOCK, WAYS
+from benchmarks.peers.exactness import in_words
+from benchmarks.peers.ways import STOCK, WAYS
 
 _LONGEST = 160  # characters of an error
 

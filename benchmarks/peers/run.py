@@ -62,8 +62,8 @@ def run_child(request, timeout):
         request_file.write_text(json.dumps({**request, "result": str(result_file)}))
         try:
             done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.peers_child", str(request_file)],
-                cwd=pathlib.Path(__file__).parents[1],
+                [sys.executable, "-m", "benchmarks.peers.child", str(request_file)],
+                cwd=pathlib.Path(__file__).parents[2],
                 env=environment,
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.PIPE,

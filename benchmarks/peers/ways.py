@@ -13,7 +13,7 @@ from collections.abc import Callable
 import keras
 
 import bittrain_tf as bt
-from benchmarks.peers_blocks import recomputed
+from benchmarks.peers.blocks import recomputed
 from bittrain_tf.private import flatten_layers
 
 _RATE, _LOSS = 0.01, "sparse_categorical_crossentropy"  # as bittrain_tf.analysis.builder

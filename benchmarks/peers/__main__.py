@@ -13,14 +13,14 @@ import tensorflow as tf
 from rich.console import Console
 from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
 
-from benchmarks import peers_document as documents
 from benchmarks.models import machine
-from benchmarks.peers_largest import WAYS as LARGEST_WAYS
-from benchmarks.peers_largest import largest
-from benchmarks.peers_run import Results
-from benchmarks.peers_ways import STOCK, WAYS
+from benchmarks.peers import document as documents
+from benchmarks.peers.largest import WAYS as LARGEST_WAYS
+from benchmarks.peers.largest import largest
+from benchmarks.peers.run import Results
+from benchmarks.peers.ways import STOCK, WAYS
 
-ROOT = pathlib.Path(__file__).parents[1]
+ROOT = pathlib.Path(__file__).parents[2]
 ENCODER = "benchmarks.transformer:encoder"
 # Of a model from a function, the image size is of no effect.
 CASES = {

@@ -5,7 +5,7 @@ of no effect in Linux, and RLIMIT_AS counts libraries and reserved addresses, wh
 TensorFlow's address space and have nothing to do with training.
 """
 
-from benchmarks.peers_ways import STOCK
+from benchmarks.peers.ways import STOCK
 
 WAYS = (STOCK, "compressed", "compressed-1.25", "compressed-half", "recompute")
 _ROOM = 1.01  # of the limit over what stock was seen to have: it is looked at every millisecond

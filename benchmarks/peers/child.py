@@ -1,4 +1,4 @@
-"""What `benchmarks.peers` runs in a child process: `python -m benchmarks.peers_child REQUEST.json`.
+"""What `benchmarks.peers` runs in a child process: `python -m benchmarks.peers.child REQUEST.json`.
 
 Does one task for one way of training one model, and writes what came of it, an error included,
 to the path that the request names. Memory and time are measured as `bt.measure` does.
@@ -14,8 +14,8 @@ import sys
 import threading
 import time
 
-from benchmarks.peers_exactness import difference, snapshot
-from benchmarks.peers_ways import STOCK, WAYS
+from benchmarks.peers.exactness import difference, snapshot
+from benchmarks.peers.ways import STOCK, WAYS
 from bittrain_tf.analysis import rss
 from bittrain_tf.analysis.builder import build
 
