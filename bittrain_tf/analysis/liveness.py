@@ -1,16 +1,17 @@
 """The live bytes of a traced step, by playing its operations through.
 
-In the order they were written, as an executor with little to run at once would; a
-tensor is freed when its last reader has run, and an elementwise operation writes over
-an input nobody else reads, as TensorFlow does. A weight's gradient is taken to be
-consumed as soon as it is there, as plain SGD does. Weights and the batch are not
-counted. Nor is what kernels allocate inside, but for a product's packed operand.
+Twice, and the larger figure is taken: in the order they were written, and in the order
+that TensorFlow's executor takes on one thread (see `_executed`). A tensor is freed when
+its last reader has run, and an elementwise operation writes over an input nobody else
+reads, as TensorFlow does. A weight's gradient is taken to be consumed as soon as it is
+there, as plain SGD does. Weights and the batch are not counted. Nor is what kernels
+allocate inside, but for a product's packed operand.
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
 
 import tensorflow as tf
 
@@ -50,6 +51,8 @@ _IN_PLACE = frozenset(
     )
 )
 _THERE_ANYWAY = frozenset(("Const", "Placeholder", "ReadVariableOp", "VarHandleOp"))
+# What TensorFlow comes to take for inexpensive: done in some thousand cycles.
+_SMALL_BYTES = 2**14
 # The kernel of these reorders its inputs first.
 _REORDERING = frozenset(("BatchMatMulV2", "Einsum"))
 
@@ -73,16 +76,21 @@ class Densities:
 def live_bytes(
     graph: tf.Graph, outputs: Sequence[tf.Tensor], densities: Densities
 ) -> list[tuple[tf.Operation, int]]:
-    """The bytes alive at each of the operations that computing `outputs` takes.
+    """The bytes alive at each of the operations that computing `outputs` takes, in order.
 
     Args:
         graph: The graph, its shapes known but for the lengths of encoded values.
         outputs: What is asked for.
         densities: The densities of what is encoded.
     """
-    operations = [op for op in needed(graph, outputs) if op.type not in VIEWS]
-    buffers = _Buffers(operations, densities)
-    return [(op, buffers.run(op)) for op in operations]
+    written = needed(graph, outputs)
+    most: dict[str, int] = {}
+    for order in (written, _executed(written, densities)):
+        operations = [op for op in order if not _is_view(op)]
+        buffers = _Buffers(operations, densities)
+        for op in operations:
+            most[op.name] = max(most.get(op.name, 0), buffers.run(op))
+    return [(op, most[op.name]) for op in written if op.name in most]
 
 
 def peak_live_bytes(graph: tf.Graph, outputs: Sequence[tf.Tensor], densities: Densities) -> int:
@@ -106,9 +114,60 @@ def tensor_bytes(tensor: tf.Tensor, densities: Densities) -> int:
 
 def original(tensor: tf.Tensor) -> tf.Tensor:
     """The tensor that `tensor` is a view of."""
-    while tensor.op.type in VIEWS:
-        tensor = tensor.op.inputs[tensor.value_index if tensor.op.type == "IdentityN" else 0]
+    while _is_view(tensor.op):
+        op, index = tensor.op, 0
+        if op.type == "IdentityN":
+            index = tensor.value_index
+        elif op.type == "Mul":
+            index = int(_is_one(op.inputs[0]))
+        tensor = op.inputs[index]
     return tensor
+
+
+def _is_view(op: tf.Operation) -> bool:
+    """Whether an operation passes on what it reads; a product with 1 is optimized away."""
+    return op.type in VIEWS or (op.type == "Mul" and any(map(_is_one, op.inputs)))
+
+
+def _is_one(tensor: tf.Tensor) -> bool:
+    if tensor.op.type != "Const" or tensor.shape.rank != 0 or not tensor.dtype.is_floating:
+        return False
+    return tf.get_static_value(tensor) == 1
+
+
+def _executed(operations: Sequence[tf.Operation], densities: Densities) -> Iterator[tf.Operation]:
+    """`operations` in the order of TensorFlow's executor on one thread.
+
+    Of those that have become ready, small ones are run next, in turn; of the others, the
+    last one is run next and the rest are put in front of all that wait (tensorflow/core/
+    common_runtime/executor.cc, `ScheduleReady`, on a thread pool that takes the youngest).
+    """
+    names = {op.name for op in operations}
+    missing: dict[str, int] = {}
+    readers: dict[str, list[tf.Operation]] = defaultdict(list)
+    for op in operations:
+        before = {o.name for o in (*(t.op for t in op.inputs), *op.control_inputs)} & names
+        missing[op.name] = len(before)
+        for name in before:
+            readers[name].append(op)
+    next_up = deque(op for op in operations if not missing[op.name])
+    waiting: deque[tf.Operation] = deque()
+    while next_up or waiting:
+        op = next_up.popleft() if next_up else waiting.popleft()
+        yield op
+        last = None
+        for reader in readers[op.name]:
+            missing[reader.name] -= 1
+            if missing[reader.name]:
+                continue
+            if sum(tensor_bytes(t, densities) for t in reader.outputs) < _SMALL_BYTES:
+                next_up.append(reader)
+                continue
+            if last is not None:
+                waiting.appendleft(last)
+            last = reader
+        if last is not None:
+            (waiting.appendleft if next_up else next_up.append)(last)
 
 
 class _Buffers:

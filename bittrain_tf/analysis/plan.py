@@ -33,6 +33,8 @@ _DENSITY = 0.5
 _TRIES = 3
 # A plan whose peak is predicted this far below the budget may well be slower than need be.
 _TIGHT = 0.95
+# Plans to choose from by tracing them are so much apart in peak.
+_APART = 1.1
 
 Classes = Mapping[keras.layers.Layer, type]
 
@@ -236,7 +238,6 @@ class _Planner:
                 best = point, peak
             if _TIGHT * allowed <= peak <= allowed:
                 break
-            # What the plan comes to as it is traced is not quite what it was evaluated to.
             target = int(target * allowed / peak) if peak else allowed
         if best is not None:
             return best
@@ -262,7 +263,13 @@ class _Planner:
                     f"time_budget is {ratio:g} times the stock model's time. The quickest plan "
                     f"is predicted to take {_rounded_up(lowest)}."
                 )
-        return point, self._peak(point)
+        candidates = [point]
+        for other in reversed(self._points):
+            # What plans come to as they are traced is not quite what they were evaluated to.
+            differs = other.peak_bytes >= _APART * candidates[-1].peak_bytes
+            if differs and other.seconds <= seconds and len(candidates) < _TRIES:
+                candidates.append(other)
+        return min(((p, self._peak(p)) for p in candidates), key=lambda found: found[1])
 
     def plan(self, point: Point, peak: int, time_budget: float | None) -> Plan:
         """The plan of a point."""
