@@ -3,9 +3,10 @@
 Twice, and the larger figure is taken: in the order they were written, and in the order
 that TensorFlow's executor takes on one thread (see `_executed`). A tensor is freed when
 its last reader has run, and an elementwise operation writes over an input nobody else
-reads, as TensorFlow does. A weight's gradient is taken to be consumed as soon as it is
-there, as plain SGD does. Weights and the batch are not counted. Nor is what kernels
-allocate inside, but for a product's packed operand.
+reads, as TensorFlow does. What is asked for, the gradients of weights, is taken to be
+consumed as soon as it is there, by an update that takes as much again, as plain SGD does.
+Weights and the batch are not counted. Nor is what kernels allocate inside, but for a
+product's packed operand.
 """
 
 from __future__ import annotations
@@ -87,7 +88,7 @@ def live_bytes(
     most: dict[str, int] = {}
     for order in (written, _executed(written, densities)):
         operations = [op for op in order if not _is_view(op)]
-        buffers = _Buffers(operations, densities)
+        buffers = _Buffers(operations, outputs, densities)
         for op in operations:
             most[op.name] = max(most.get(op.name, 0), buffers.run(op))
     return [(op, most[op.name]) for op in written if op.name in most]
@@ -173,7 +174,13 @@ def _executed(operations: Sequence[tf.Operation], densities: Densities) -> Itera
 class _Buffers:
     """What is alive."""
 
-    def __init__(self, operations: Sequence[tf.Operation], densities: Densities) -> None:
+    def __init__(
+        self,
+        operations: Sequence[tf.Operation],
+        outputs: Sequence[tf.Tensor],
+        densities: Densities,
+    ) -> None:
+        self._consumed = {key(original(t)) for t in outputs}
         self._densities = densities
         self._readers = Counter(key(original(t)) for op in operations for t in op.inputs)
         self._sizes: dict[Key, int] = {}
@@ -193,6 +200,8 @@ class _Buffers:
                 self._sizes[key(output)] = nbytes
                 self._live += nbytes
         inside = sum(self._sizes[b] for b in inputs) if op.type in _REORDERING else 0
+        updates = (t for t in op.outputs if key(t) in self._consumed)
+        inside = max(inside, sum(tensor_bytes(t, self._densities) for t in updates))
         meanwhile = self._live + inside
         for buffer in inputs:
             self._readers[buffer] -= 1
