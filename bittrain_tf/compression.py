@@ -58,6 +58,10 @@ def compress(
     """
     check_model(model)
     get_codec(codec)
+    if sample is not None and not (isinstance(sample, tuple | list) and len(sample) in (1, 2)):
+        raise ValueError(
+            f"sample is one batch as a tuple, (x,) or (x, y); got a {type(sample).__name__}."
+        )
     choices = {}
     if memory_budget is not None or time_budget is not None:
         choices = plan(

@@ -27,7 +27,7 @@ SHARED_FOR, PRODUCT_SHARED_FOR = 1, 16
 _TRIED_IN_EVERY_COMBINATION = 10
 _PRICES = 32
 # How many tensors to play through in search of better plans, and plans at least.
-_TENSORS_PLAYED, _FEWEST_CHANGES = 250_000, 30
+_TENSORS_PLAYED, _FEWEST_CHANGES = 500_000, 30
 _PASSES, _STARTS = 2, 3
 _SEGMENTS = (2, 4, 8, 16, 32, 64)
 _DEEPEST = 100
@@ -116,16 +116,18 @@ class Backward:
         alive: The bytes of the tensors that are kept, or rebuilt and held, during the step.
         rebuilt: Of these, the bytes rebuilt for this step.
         passing: The bytes of what is rebuilt only to rebuild others from, at most.
+        rebuilds: How many times a tensor is rebuilt or decoded.
         seconds: What encoding, decoding and rebuilding take.
     """
 
     alive: list[int]
     rebuilt: list[int]
     passing: list[int]
+    rebuilds: int
     seconds: float
 
 
-class _TooDeepError(Exception):
+class TooDeepError(Exception):
     """A plan that would exhaust Python's stack, here and when the gradients are written."""
 
 
@@ -134,7 +136,7 @@ def evaluate(problem: Problem, rebuilt: Iterable[str]) -> Point:
     rebuilt = frozenset(rebuilt)
     try:
         played = play(problem, rebuilt)
-    except _TooDeepError:
+    except TooDeepError:
         return Point(rebuilt, sys.maxsize, math.inf)
     peak = 0
     for number, step in enumerate(problem.steps):
@@ -147,7 +149,7 @@ def play(problem: Problem, rebuilt: Set[str]) -> Backward:
     """Play the backward pass of a plan through, as `recipes.Kept` will do.
 
     Raises:
-        _TooDeepError: If a tensor is rebuilt from ones rebuilt in turn, and so on.
+        TooDeepError: If a tensor is rebuilt from ones rebuilt in turn, and so on.
     """
     tensors, count = problem.tensors, len(problem.steps)
     is_kept = [not t.sources or (t.group is not None and t.group not in rebuilt) for t in tensors]
@@ -160,7 +162,7 @@ def play(problem: Problem, rebuilt: Set[str]) -> Backward:
     def need(index: int, step: int, depth: int = 0) -> None:
         nonlocal seconds
         if depth > _DEEPEST:
-            raise _TooDeepError
+            raise TooDeepError
         tensor = tensors[index]
         if is_kept[index]:
             kept_until[index] = step
@@ -196,7 +198,7 @@ def play(problem: Problem, rebuilt: Set[str]) -> Backward:
     for index, end in kept_until.items():
         _add(changes, tensors[index].kept_bytes, count - 1, end)
     alive = list(itertools.accumulate(reversed(changes[:count])))[::-1]
-    return Backward(alive, rebuilt_bytes, passing, seconds)
+    return Backward(alive, rebuilt_bytes, passing, len(spans), seconds)
 
 
 def _add(changes: list[int], nbytes: int, begin: int, end: int) -> None:
@@ -240,8 +242,12 @@ def _between(problem: Problem, corners: Sequence[frozenset[str]]) -> list[frozen
 
 
 def _changes_tried(problem: Problem) -> int:
-    """How many plans to try of a kind: playing one through takes time by the tensor."""
-    return max(_FEWEST_CHANGES, _TENSORS_PLAYED // len(problem.tensors))
+    """How many plans to try of a kind: playing one through takes time by the tensor rebuilt."""
+    try:
+        longest = play(problem, frozenset(problem.groups)).rebuilds
+    except TooDeepError:
+        longest = _DEEPEST * len(problem.steps)
+    return max(_FEWEST_CHANGES, _TENSORS_PLAYED // max(1, longest))
 
 
 def _below(problem: Problem, point: Point) -> list[Point]:

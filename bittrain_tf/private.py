@@ -26,7 +26,7 @@ def recording() -> bool:
     fine-tuned backbone is called with `training=False`) nor any public function
     says whether gradients will be asked for.
     """
-    return record.could_possibly_record()
+    return record.could_possibly_record() and not _vectorizing()
 
 
 def recorded(*tensors: tf.Tensor) -> bool:
@@ -35,7 +35,17 @@ def recorded(*tensors: tf.Tensor) -> bool:
     False for everything upstream of the first trainable weight: a frozen
     backbone keeps nothing, so it must not be made to encode anything.
     """
-    return record.should_record_backprop(list(tensors))
+    return record.should_record_backprop(list(tensors)) and not _vectorizing()
+
+
+def _vectorizing() -> bool:
+    """Whether this is the body of a `tf.vectorized_map`.
+
+    It is written into a graph once and then translated operation by operation, which
+    forgets custom gradients without a word. No function tells; the name scope does.
+    """
+    scopes = () if tf.executing_eagerly() else tf.get_current_name_scope().split("/")
+    return any(scope.startswith("loop_body") for scope in scopes)
 
 
 def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:

@@ -63,14 +63,24 @@ class Kept:
             [*(self.parts if made else ()), *(part for s in self.sources for part in s.encoded)]
         )
 
-    def again(self, dys: Sequence[tf.Tensor]) -> tf.Tensor:
+    def again(self, dys: Sequence[tf.Tensor], made: dict[Kept, tf.Tensor]) -> tf.Tensor:
         """The tensor, available some time after the gradients `dys` are.
 
         In a graph, gradients written down close to each other share one rebuilt tensor.
         Run eagerly, it would have to be held for a reader that may never come.
+
+        Args:
+            dys: The gradients.
+            made: What has been rebuilt for the same gradient, which is added to.
         """
+        if self in made:
+            return made[self]
+        made[self] = tensor = self._again(dys, made)
+        return tensor
+
+    def _again(self, dys: Sequence[tf.Tensor], made: dict[Kept, tf.Tensor]) -> tf.Tensor:
         if tf.executing_eagerly():
-            return self._anew(dys)
+            return self._anew(dys, made)
         graph = tf.compat.v1.get_default_graph()
         now = _gradients_in.get(graph, 0)
         if self._shared is not None:
@@ -79,12 +89,12 @@ class Kept:
                 # Waiting for these gradients, too: what is computed from it alone would run as
                 # soon as it is there, blocks of layers too early.
                 return after([tensor], dys)[0]
-        tensor = self._anew(dys)
+        tensor = self._anew(dys, made)
         self._shared = graph, now, tensor
         return tensor
 
-    def _anew(self, dys: Sequence[tf.Tensor]) -> tf.Tensor:
-        sources = [source.again(dys) for source in self.sources]
+    def _anew(self, dys: Sequence[tf.Tensor], made: dict[Kept, tf.Tensor]) -> tf.Tensor:
+        sources = [source.again(dys, made) for source in self.sources]
         parts = after(self.parts, dys) if self.parts else []
         # Guarded one by one: oneDNN's graph rewriting fuses a filter and a bias gradient
         # that read one operation, even if they read different outputs of it.
@@ -343,7 +353,8 @@ def with_gradients(
                 if not tf.executing_eagerly():
                     graph = tf.compat.v1.get_default_graph()
                     _gradients_in[graph] = _gradients_in.get(graph, 0) + 1
-                rebuilt = [k.again(densified) for k in kept]
+                made: dict[Kept, tf.Tensor] = {}
+                rebuilt = [k.again(densified, made) for k in kept]
                 return (*[None] * len(ys), *gradient(densified, *rebuilt))
 
         return list(tensors[: len(ys)]), grad

@@ -16,6 +16,7 @@ from bittrain_tf.analysis.liveness import Densities, live_bytes
 from bittrain_tf.analysis.plan import predicted_cost
 from bittrain_tf.layers import KEEP, REBUILD, CompressedLayer
 from bittrain_tf.private import flatten_layers
+from bittrain_tf.rewrite import compressed_classes, switch
 
 
 def residual_network(blocks: int = 5, size: int = 24, width: int = 16) -> small.Task:
@@ -243,3 +244,101 @@ def test_live_bytes_of_a_graph():
         c = a * b
     found = {op.name: nbytes for op, nbytes in live_bytes(graph, [c], Densities(0.5))}
     assert [found[t.op.name] for t in (x, a, b, c)] == [0, 400, 800, 1200]
+
+
+# Models and arguments that are not the usual ones
+
+
+def test_recurrent_layers():
+    model = keras.Sequential(
+        [keras.Input((5, 4)), layers.LSTM(8, name="lstm"), layers.Dense(8, "relu", name="d")]
+    )
+    assert bt.plan(model).stock_peak > 0
+
+
+def test_inputs_from_outside_the_graph():
+    constant, variable = tf.ones((4, 8)), tf.Variable(tf.ones((4, 8)))
+
+    class Offsets(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.first = layers.Dense(8, activation="relu", name="first")
+            self.product = layers.Multiply(name="product")
+            self.total = layers.Add(name="total")
+
+        def call(self, x):
+            y = self.product([self.first(x), variable])
+            return self.total([y, self.first(constant)])
+
+    x = np.ones((4, 8), np.float32)
+    results = []
+    for compress in (False, True):
+        model = small.seeded(Offsets)
+        model(x)
+        model.compile("sgd", "mse")
+        if compress:
+            assert bt.plan(model, x).stock_peak > 0
+            bt.compress(model, memory_budget=1.0, sample=(x,))
+        results.append(model.train_on_batch(x, x))
+    assert results[0] == results[1]
+
+
+def test_within_the_scope_of_a_strategy():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        task = residual_network(blocks=1)
+        with pytest.raises(ValueError, match="outside of `with strategy"):
+            bt.plan(task.model)
+    assert bt.plan(task.model).stock_peak > 0
+
+
+def test_nothing_to_train():
+    model = residual_network(blocks=1).model
+    model.trainable = False
+    with pytest.raises(ValueError, match="'residual' has nothing to plan"):
+        bt.plan(model)
+
+
+def test_what_gains_nothing_is_told_so():
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2, name="only")])
+    with pytest.raises(ValueError, match=r"gains nothing|memory_budget=0"):
+        bt.plan(model, memory_budget=0.001)
+
+
+@pytest.mark.parametrize("sample", [np.ones((4, 8)), {}, (), (1, 2, 3)])
+def test_bad_samples(resnet, sample):
+    with pytest.raises(ValueError, match=r"sample is one batch as a tuple, \(x,\) or \(x, y\)"):
+        bt.compress(resnet.model, memory_budget=0.5, sample=sample)
+
+
+def test_an_empty_batch(resnet):
+    with pytest.raises(ValueError, match="no samples"):
+        bt.plan(resnet.model, resnet.x[:0])
+
+
+def test_masks_of_merged_inputs():
+    """Keras zeroes what is masked out, by masks that ride on the very tensors merged."""
+
+    def model():
+        tokens = [keras.Input((6,), dtype="int32", name=f"tokens_{i}") for i in range(2)]
+        embed = [layers.Embedding(9, 8, mask_zero=True, name=f"embed_{i}") for i in range(2)]
+        read = [
+            layers.Dense(8, name=f"dense_{i}")(e(t))
+            for i, (e, t) in enumerate(zip(embed, tokens, strict=True))
+        ]
+        y = layers.Multiply(name="product")(read)
+        return keras.Model(tokens, layers.Dense(3, name="head")(y))
+
+    rng = np.random.default_rng(0)
+    x = [rng.integers(0, 3, (4, 6)) for _ in range(2)]
+    y = np.ones((4, 6, 3), np.float32)
+    found = []
+    for choice in (None, REBUILD):
+        task = small.seeded(model)
+        task.compile("sgd", "mse")
+        if choice:
+            choices = dict.fromkeys(flatten_layers(task), choice)
+            switch(task, compressed_classes(task, "bitmap", None, choices))
+        task.train_on_batch(x, y)
+        found.append(small.weights(task))
+    assert found[0] == found[1]

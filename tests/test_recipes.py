@@ -10,6 +10,7 @@ from harness import assert_same_bits, calls, histogram, put_on, sparse
 from keras import layers
 
 import bittrain_tf as bt
+from bittrain_tf import recipes
 
 pytestmark = pytest.mark.usefixtures("backend")
 
@@ -23,7 +24,9 @@ def model(*middle, head=True) -> keras.Model:
     x = layers.ReLU(name="relu")(layers.Conv2D(4, 3, padding="same")(inputs))
     for layer in middle:
         x = layer(x)
-    return keras.Model(inputs, layers.Dense(2)(layers.Flatten()(x)) if head else x)
+    return keras.Model(
+        inputs, layers.Dense(2)(layers.Flatten(name="before_head")(x)) if head else x
+    )
 
 
 def train_graph(model: keras.Model) -> tf.Graph:
@@ -278,3 +281,40 @@ def test_a_gradient_penalty_is_refused_and_works_once_restored(graph):
     bt.restore(critic)
     for a, b in zip(run(), expected, strict=True):
         assert_same_bits(a, b)
+
+
+def test_eagerly_each_tensor_is_rebuilt_once_a_gradient():
+    """Not once a path: in a chain of sums, of which there are two to the number of sums."""
+    calls = []
+
+    def double(a, b):
+        calls.append(None)
+        return a + b
+
+    x = tf.Variable([1.0, 2.0])
+    with tf.GradientTape() as tape:
+        y = tf.identity(x)
+        for _ in range(20):
+            derived = recipes.Derived(double, [y, y])
+            y = recipes.attach(y + y, derived)
+        loss = tf.reduce_sum(recipes.keep_inputs(tf.square, y))
+    gradient = tape.gradient(loss, x)
+    assert len(calls) == 20
+    np.testing.assert_array_equal(gradient, 2 * 4.0**20 * np.array([1.0, 2.0]))
+
+
+def test_vectorized_map_has_its_gradients():
+    """Its translation of a graph forgets custom gradients; layers are stock in there."""
+    layer = put_on(keras.layers.Dense(3, activation="relu", name="mapped"))
+    layer.build((2, 4))
+    x = tf.random.stateless_normal((5, 2, 4), seed=(1, 2))
+
+    @tf.function
+    def gradients(mapped):
+        with tf.GradientTape() as tape:
+            y = tf.vectorized_map(layer, x) if mapped else layer(x)
+            loss = tf.reduce_sum(y**2)
+        return tape.gradient(loss, [v.value for v in layer.trainable_variables])
+
+    for a, b in zip(gradients(True), gradients(False), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-5)

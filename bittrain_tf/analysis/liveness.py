@@ -183,7 +183,8 @@ class _Buffers:
         self._consumed = {key(original(t)) for t in outputs}
         self._densities = densities
         self._readers = Counter(key(original(t)) for op in operations for t in op.inputs)
-        self._sizes: dict[Key, int] = {}
+        # Of what is read before it is written, as a loop's accumulators are: nothing.
+        self._sizes: defaultdict[Key, int] = defaultdict(int)
         self._written_over: dict[Key, Key] = {}
         self._live = 0
 

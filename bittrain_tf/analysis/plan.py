@@ -223,6 +223,11 @@ class _Planner:
         self._densities = Densities(_DENSITY)
         stock = {layer: stock_class(layer) for layer in self._labels}
         self.stock_peak, self._stock_seconds = self._cost(stock)
+        if not self.stock_peak:
+            raise ValueError(
+                f"Model {model.name!r} has nothing to plan: a training step of it computes no "
+                "gradient. Are all of its layers frozen?"
+            )
         self._problem = self._read_problem()
         self._points = planning.frontier(self._problem)
 
@@ -246,8 +251,12 @@ class _Planner:
         if peak > allowed:
             raise ValueError(
                 f"memory_budget is {size_text(allowed)}, {allowed / self.stock_peak:.3g} of the "
-                f"stock model's peak. The lowest that can be reached is {size_text(peak)}, "
-                f"memory_budget={_rounded_up(peak / self.stock_peak)}."
+                f"stock model's peak. The lowest that can be reached is {size_text(peak)}"
+                + (
+                    f", memory_budget={_rounded_up(peak / self.stock_peak)}."
+                    if peak < self.stock_peak
+                    else ": no less than stock's; this model, or batch, gains nothing."
+                )
             )
         return lowest, peak
 

@@ -56,7 +56,14 @@ class _Reader:
             for e in taken
         ]
         problem = planning.Problem(tuple(self._tensors), tuple(steps))
-        played = planning.play(problem, frozenset())
+        try:
+            played = planning.play(problem, frozenset())
+        except planning.TooDeepError:
+            raise ValueError(
+                "The model cannot be planned for: more layers than can be followed stand in a row "
+                "that keep nothing of their own (views, normalization). Leave some of them out "
+                "with filters."
+            ) from None
         operations = needed(self._step.graph, self._step.gradients)
         seconds = operations_seconds(operations, self._densities)
         return planning.Problem(
@@ -171,7 +178,8 @@ class _Reader:
 
     def _between(self, ys: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor]) -> list[tf.Operation]:
         """The operations by which `ys` are computed from `inputs`."""
-        stop = {key(original(t)) for t in inputs} | {key(t) for t in inputs}
+        inside = [t for t in inputs if tf.is_symbolic_tensor(t)]
+        stop = {key(original(t)) for t in inside} | {key(t) for t in inside}
         found: dict[str, tf.Operation] = {}
         left = list(ys)
         while left:
@@ -187,6 +195,8 @@ class _Reader:
 
     @staticmethod
     def _is_weight(x: tf.Tensor) -> bool:
+        if not tf.is_symbolic_tensor(x):
+            return True  # a constant or variable from outside
         while x.op.type in ("Cast", "Identity", "Reshape"):
             x = x.op.inputs[0]
         return x.op.type in ("Const", "ReadVariableOp") or x.dtype == tf.resource

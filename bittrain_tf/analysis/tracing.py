@@ -36,6 +36,11 @@ class TracedStep:
 
 def trace(model: keras.Model, x: Any, y: Any, loss: Loss | None) -> TracedStep:
     """Write a step of `model` into the graph at hand; state stays what it is."""
+    if tf.distribute.has_strategy() and tf.distribute.in_cross_replica_context():
+        raise ValueError(
+            "A step cannot be traced within the scope of a distribution strategy; call this "
+            "outside of `with strategy.scope():`."
+        )
     scopes = LayerScopes()
     sources = [v.value for v in model.trainable_variables]
     # Updates of moving statistics, seeds and metrics end in the scope instead of the model.
@@ -90,6 +95,8 @@ def check_batch(model: keras.Model, x: Any, y: Any) -> None:
         for tensor, spec in zip(tensors, expected, strict=True):
             _check_input(model.name, tensor, spec)
     rows = {t.shape[0] for t in [*tensors, *keras.tree.flatten(y)] if t is not None and t.shape}
+    if 0 in rows:
+        raise ValueError("x holds no samples. Pass one batch, samples along the first axis.")
     if len(rows) > 1:
         raise ValueError(
             f"x and y hold different numbers of samples: {sorted(rows)}. Pass one batch, "

@@ -22,15 +22,16 @@ class CompressedProduct(CompressedLayer):
 
     def call(self, inputs: Sequence[tf.Tensor]) -> tf.Tensor:
         merge = super().call
-        if (
-            any(recipes.of(x) is not None for x in inputs)
-            and recorded(*inputs)
-            and not has_keras_mask(*inputs)
-        ):
-            y = recipes.keep_inputs(lambda *xs: merge(list(xs)), *inputs)
-        else:
-            y = merge(inputs)
-        return self.leave(y, lambda *xs: merge(list(xs)), *inputs) if recording() else y
+        if not recording() or has_keras_mask(*inputs):  # Keras reads masks from the very tensors
+            return merge(inputs)
+        inputs = [tf.convert_to_tensor(x) for x in inputs]
+
+        def fn(*xs: tf.Tensor) -> tf.Tensor:
+            return merge(list(xs))
+
+        keeps = any(recipes.of(x) is not None for x in inputs) and recorded(*inputs)
+        y = recipes.keep_inputs(fn, *inputs) if keeps else merge(inputs)
+        return self.leave(y, fn, *inputs)
 
 
 # Passes over a tensor to add it up again, beyond which keeping it is the better bargain:
