@@ -36,7 +36,7 @@ def test_analyze_json_and_options(capsys):
 
 def test_plan_is_printed_and_drawn(capsys, tmp_path):
     plot = tmp_path / "curve.png"
-    command = ["plan", "measured_models:wide", "--batch-size", "64"]
+    command = ["plan", "measured_models:wide", "--batch-size", "2048"]
     assert cli.main([*command, "--time-budget", "1.5", "--plot", str(plot)]) == 0
     out, _ = capsys.readouterr()
     for text in ("hidden_3", "rebuild", "this plan", "stock"):

@@ -246,8 +246,7 @@ class _Planner:
             target = int(target * allowed / peak) if peak else allowed
         if best is not None:
             return best
-        lowest = self._points[-1]
-        peak = self._peak(lowest)
+        lowest, peak = self._smallest(math.inf)
         if peak > allowed:
             raise ValueError(
                 f"memory_budget is {size_text(allowed)}, {allowed / self.stock_peak:.3g} of the "
@@ -262,16 +261,23 @@ class _Planner:
 
     def within_time(self, ratio: float | None) -> tuple[Point, int]:
         """The plan of the lowest peak, and that peak."""
-        seconds = (1.0 if ratio is None else ratio) * self._stock_seconds
+        found = self._smallest((1.0 if ratio is None else ratio) * self._stock_seconds)
+        if found is not None:
+            return found
+        quickest = self._points[0]
+        if ratio is not None:
+            lowest = quickest.seconds / self._stock_seconds
+            raise ValueError(
+                f"time_budget is {ratio:g} times the stock model's time. The quickest plan "
+                f"is predicted to take {_rounded_up(lowest)}."
+            )
+        return quickest, self._peak(quickest)
+
+    def _smallest(self, seconds: float) -> tuple[Point, int] | None:
+        """The plan of the lowest peak within a time, and that peak; None if there is none."""
         point = planning.smallest(self._problem, self._points, seconds)
         if point is None:
-            point = self._points[0]
-            if ratio is not None:
-                lowest = point.seconds / self._stock_seconds
-                raise ValueError(
-                    f"time_budget is {ratio:g} times the stock model's time. The quickest plan "
-                    f"is predicted to take {_rounded_up(lowest)}."
-                )
+            return None
         candidates = [point]
         for other in reversed(self._points):
             # What plans come to as they are traced is not quite what they were evaluated to.
