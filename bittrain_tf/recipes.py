@@ -5,18 +5,20 @@ tensor; the layers that must save that tensor for their gradient find it there
 and keep what the recipe says instead. Nothing is encoded before a consumer asks,
 so a tensor nobody saves costs nothing, and one that many save is encoded once.
 
-Two orderings make it work (TensorFlow runs an operation as soon as its inputs
+Three orderings make it work (TensorFlow runs an operation as soon as its inputs
 are there):
 
 * a consumer's forward computation waits for the encoding, so that the dense
   tensor is not carried along until the encoder happens to run;
 * what is kept is rebuilt only after the upstream gradient has arrived. Without
-  that, decoding would follow encoding at once and nothing would be saved.
+  that, decoding would follow encoding at once and nothing would be saved;
+* and only after the gradient before it, in the order in which the tape takes them, has
+  been computed. Without that, two branches of a network would be rebuilt at the same
+  time, or not, as the threads happen to run.
 """
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple, NoReturn
@@ -29,6 +31,7 @@ from bittrain_tf.codecs import Codec
 from bittrain_tf.planning import PRODUCT_SHARED_FOR, SHARED_FOR
 
 _ATTRIBUTE = "_bittrain_recipe"
+_BACKWARD = "_bittrain_backward"
 
 
 class Kept:
@@ -82,7 +85,7 @@ class Kept:
         if tf.executing_eagerly():
             return self._anew(dys, made)
         graph = tf.compat.v1.get_default_graph()
-        now = _gradients_in.get(graph, 0)
+        now = _Backward.here().gradients
         if self._shared is not None:
             where, since, tensor = self._shared
             if where is graph and now - since <= self._shared_for:
@@ -105,8 +108,28 @@ def _distinct(tensors: Sequence[tf.Tensor]) -> tuple[tf.Tensor, ...]:
     return tuple({id(tensor): tensor for tensor in tensors}.values())
 
 
-# How many gradients have been written into a graph: the clock of sharing.
-_gradients_in: weakref.WeakKeyDictionary[tf.Graph, int] = weakref.WeakKeyDictionary()
+class _Backward:
+    """The backward pass written into a graph so far.
+
+    Attributes:
+        gradients: How many gradients: the clock of sharing.
+        latest: By device, what tells that the gradient written last has been computed.
+    """
+
+    def __init__(self) -> None:
+        self.gradients = 0
+        self.latest: dict[str, list[tf.Tensor]] = {}
+
+    @classmethod
+    def here(cls) -> _Backward:
+        """That of the current graph; one of its own for each gradient run eagerly."""
+        if tf.executing_eagerly():
+            return cls()
+        graph = tf.compat.v1.get_default_graph()
+        # Rides on the graph: held elsewhere, its tensors would keep the graph alive for ever.
+        if not hasattr(graph, _BACKWARD):
+            setattr(graph, _BACKWARD, cls())
+        return getattr(graph, _BACKWARD)
 
 
 class Rectified(NamedTuple):
@@ -350,16 +373,26 @@ def with_gradients(
                     _first_order(tf.identity, tf.cast(tf.convert_to_tensor(dy), dtype))
                     for dy, dtype in zip(dys, dtypes, strict=True)
                 ]
-                if not tf.executing_eagerly():
-                    graph = tf.compat.v1.get_default_graph()
-                    _gradients_in[graph] = _gradients_in.get(graph, 0) + 1
+                device, backward = densified[0].device, _Backward.here()
+                backward.gradients += 1
+                first = [*densified, *backward.latest.get(device, [])]
                 made: dict[Kept, tf.Tensor] = {}
-                rebuilt = [k.again(densified, made) for k in kept]
-                return (*[None] * len(ys), *gradient(densified, *rebuilt))
+                rebuilt = [k.again(first, made) for k in kept]
+                gradients = gradient(densified, *rebuilt)
+                backward.latest[device] = _computed_with(gradients)
+                return (*[None] * len(ys), *gradients)
 
         return list(tensors[: len(ys)]), grad
 
     return bridge(*map(tf.stop_gradient, ys), *inputs)
+
+
+def _computed_with(gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
+    """What to wait for if all of `gradients` are to be there."""
+    made = [gradient for gradient in gradients if gradient is not None]
+    # Not the first, which waits for the others or comes with them: that of an image, say, is
+    # computed by nobody if nothing reads it.
+    return made[1:] or made
 
 
 def after(tensors: Sequence[tf.Tensor], first: Sequence[tf.Tensor]) -> list[tf.Tensor]:

@@ -47,6 +47,43 @@ def gradients(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
     return tape.gradient(loss, model.trainable_variables)
 
 
+def ancestors(op: tf.Operation) -> set[tf.Operation]:
+    found, todo = set(), [op]
+    while todo:
+        above = todo.pop()
+        new = {*(x.op for x in above.inputs), *above.control_inputs} - found
+        found |= new
+        todo += new
+    return found
+
+
+def test_branches_are_rebuilt_one_after_the_other():
+    """At the same time, they would take twice the memory whenever threads run that way."""
+    inputs = keras.Input(IMAGE)
+
+    def branch(name: str) -> keras.KerasTensor:
+        x = layers.ReLU(name=f"{name}_relu")(layers.Conv2D(4, 3, name=f"{name}_before")(inputs))
+        return layers.Conv2D(4, 3, name=f"{name}_after")(x)
+
+    two = keras.Model(inputs, layers.Add(name="sum")([branch("left"), branch("right")]))
+    bt.compress(two)
+    graph = train_graph(two)
+    ops = [op for op in graph.get_operations() if "backward/" in op.name]
+
+    def of(name: str, kind: str) -> set[tf.Operation]:
+        return {op for op in ops if f"/{name}_after" in op.name and kind in op.type}
+
+    filters = {name: of(name, "BackpropFilter") for name in ("left", "right")}
+    rebuilt = {name: {op for op in of(name, "IdentityN") if op.control_inputs} for name in filters}
+    assert all(filters.values())
+    assert all(rebuilt.values())
+    in_order = [
+        all(filters[first] <= ancestors(op) for op in rebuilt[second])
+        for first, second in (("left", "right"), ("right", "left"))
+    ]
+    assert sorted(in_order) == [False, True]
+
+
 def test_an_output_read_twice_is_encoded_once():
     inputs = keras.Input(IMAGE)
     x = layers.ReLU()(layers.Conv2D(4, 3)(inputs))
