@@ -810,10 +810,24 @@ def train(compress, normalize):
     if compress:
         bt.compress(model)
     losses = model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0).history["loss"]
-    return losses + [float(v) for w in model.get_weights() for v in np.ravel(w)]
+    weights = [float(v) for w in model.get_weights() for v in np.ravel(w)]
+    return losses + weights, model
 
 
-results = {str(n): [train(c, n) for c in (False, True)] for n in (False, True)}
+def waits(model):  # the devices of the backward pass's operations, and of what they wait for
+    def one(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(model(x, training=True))
+        return tape.gradient(loss, model.trainable_variables)
+
+    step = tf.function(lambda x: strategy.run(one, (x,)))
+    ops = step.get_concrete_function(tf.TensorSpec((4, 8, 8, 3))).graph.get_operations()
+    ops = [op for op in ops if "backward/" in op.name]
+    return [(op.device, first.device) for op in ops for first in op.control_inputs]
+
+
+results = {str(n): [train(c, n)[0] for c in (False, True)] for n in (False, True)}
+results["waits"] = waits(train(True, True)[1])
 results["replicas"] = strategy.num_replicas_in_sync
 pathlib.Path(sys.argv[1]).write_text(json.dumps(results))
 """
@@ -827,3 +841,6 @@ def test_mirrored_strategy(tmp_path):
     assert compressed == stock
     stock, compressed = results["True"]
     np.testing.assert_allclose(compressed, stock, rtol=1e-5, atol=1e-6)
+    # Each replica takes its gradients in order, and no replica waits for another.
+    assert {device[-5:] for device, _ in results["waits"]} == {"CPU:0", "CPU:1"}
+    assert all(device == first for device, first in results["waits"])
