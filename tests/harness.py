@@ -63,6 +63,17 @@ def operations(graph: tf.Graph) -> Iterator[tf.Operation]:
                 yield from operations(called.graph)
 
 
+def ancestors(op: tf.Operation) -> set[tf.Operation]:
+    """The operations that `op` is computed from or waits for."""
+    found, todo = set(), [op]
+    while todo:
+        above = todo.pop()
+        new = {*(x.op for x in above.inputs), *above.control_inputs} - found
+        found |= new
+        todo += new
+    return found
+
+
 def histogram(graph: tf.Graph) -> collections.Counter:
     """How many operations of each type a graph has."""
     return collections.Counter(op.type for op in operations(graph))

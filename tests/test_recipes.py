@@ -6,7 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from harness import assert_same_bits, calls, histogram, put_on, sparse
+from harness import ancestors, assert_same_bits, calls, histogram, put_on, sparse
 from keras import layers
 
 import bittrain_tf as bt
@@ -45,16 +45,6 @@ def gradients(model: keras.Model, x: tf.Tensor) -> list[tf.Tensor]:
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(model(x, training=True) ** 2)
     return tape.gradient(loss, model.trainable_variables)
-
-
-def ancestors(op: tf.Operation) -> set[tf.Operation]:
-    found, todo = set(), [op]
-    while todo:
-        above = todo.pop()
-        new = {*(x.op for x in above.inputs), *above.control_inputs} - found
-        found |= new
-        todo += new
-    return found
 
 
 def test_branches_are_rebuilt_one_after_the_other():

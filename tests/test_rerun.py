@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import small_models as small
 import tensorflow as tf
-from harness import to_numpy
+from harness import ancestors, to_numpy
 from keras import layers, ops
 
 import bittrain_tf as bt
@@ -394,17 +394,6 @@ def test_nothing_inside_is_kept(name):
     assert len(stock) > 2
     bt.compress(model, filters=["part"])
     assert len(made_inside()) == 1  # the output, which the head reads
-
-
-def ancestors(op):
-    """The operations that `op` is computed from."""
-    found, todo = set(), [op]
-    while todo:
-        for tensor in todo.pop().inputs:
-            if tensor.op not in found:
-                found.add(tensor.op)
-                todo.append(tensor.op)
-    return found
 
 
 def test_random_numbers_are_drawn_again():
