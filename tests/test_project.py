@@ -70,7 +70,7 @@ def test_private_symbols_in_one_file_only():
     pattern = re.compile(r"keras\.src|tensorflow\.python|tf\.__internal__")
     offences = [
         f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in modules()
+        for path in (*modules(), *sorted((ROOT / "tflite_tools").rglob("*.py")))
         if path != PACKAGE / "private.py"
         for number, line in enumerate(path.read_text().splitlines(), start=1)
         if pattern.search(line)
@@ -147,7 +147,9 @@ def test_license_is_complete():
     assert "END OF TERMS AND CONDITIONS" in text
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/architecture.md", "CHANGELOG.md"])
+@pytest.mark.parametrize(
+    "document", ["README.md", "docs/architecture.md", "docs/on-device.md", "CHANGELOG.md"]
+)
 def test_links_lead_somewhere(document):
     base = (ROOT / document).parent
     targets = re.findall(r"\]\((?!https?:|#)([^)#]+)", read(document))

@@ -1,0 +1,214 @@
+"""A Keras model, its loss and its optimizer as a `.tflite` that trains."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import importlib.metadata
+import json
+import os
+import pathlib
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+from ai_edge_litert import schema_py_generated as schema
+
+from tflite_tools import flatbuffer as fb
+from tflite_tools import manifest, schedule
+from tflite_tools.convert import convert
+from tflite_tools.training import Signature, Training, transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class Exported:
+    """What was written.
+
+    Attributes:
+        path: The file.
+        nbytes: Its size.
+        scheduled: What scheduling made of each signature, by name.
+        manifest: What the file says of itself.
+    """
+
+    path: pathlib.Path
+    nbytes: int
+    scheduled: dict[str, schedule.Scheduled]
+    manifest: dict[str, Any]
+
+
+def export(
+    model: keras.Model,
+    path: str | os.PathLike[str],
+    *,
+    loss: str | keras.losses.Loss | Callable[..., Any],
+    optimizer: str | keras.optimizers.Optimizer,
+    batch_size: int,
+    metrics: Sequence[str | Callable[..., Any]] = (),
+    sample_weight: bool = False,
+    overwrite: bool = False,
+) -> Exported:
+    """Write a `.tflite` that trains `model`, with builtin operators only.
+
+    Its signatures:
+
+    * `train(x, y, learning_rate)`, one step: `loss` and the metrics;
+    * `evaluate(x, y)`: the same without training;
+    * `infer(x)`: `output`;
+    * `get_weights(nothing)`, `set_weights(...)`: all variables by name, those of the optimizer
+      and the statistics of normalizations included;
+    * `reset(nothing)`: everything as it was when the file was written.
+
+    A model of several inputs takes each by its own name instead of `x`. With `sample_weight`,
+    `train` and `evaluate` take `sample_weight`, one number a sample. `nothing` is one number that
+    is not used, since a signature must have an input.
+
+    What the device computes is what Keras computes: its own step is traced, and gradients that
+    have no builtin operator are written with those there are (see `tflite_tools.rules`). Frozen
+    layers stay as they are. Random layers draw new numbers in each step, those of the device.
+
+    Args:
+        model: A built model of fixed input shapes and one output. Its weights now are the file's.
+        path: Where to write.
+        loss: A Keras loss or its name, or a function `loss(y, prediction)` of TensorFlow.
+        optimizer: A Keras optimizer or its name. One that has trained the model goes on from
+            where it is.
+        batch_size: The size of every batch, in `infer`, too.
+        metrics: Names of Keras's metric functions (`"sparse_categorical_accuracy"`), or functions
+            `metric(y, prediction)`.
+        sample_weight: Whether samples have weights.
+        overwrite: Whether to replace what is at `path`.
+
+    Raises:
+        UnsupportedError: If a layer cannot be trained by builtin operators; nothing is written.
+        FileExistsError: If `path` exists and `overwrite` is False.
+        ValueError: If the model is not one that can be exported.
+    """
+    path = pathlib.Path(path)
+    fb.refuse_to_overwrite(path, overwrite)
+    _check(model, batch_size)
+    training = Training(
+        model,
+        _loss(loss),
+        keras.optimizers.get(optimizer),
+        dict(map(_metric, metrics)),
+        batch_size,
+        sample_weight,
+    )
+    named = {name: v.value for name, v in training.variables().items()}
+    signatures = {**training.signatures(), **transfer(named)}
+    content = convert(
+        signatures,
+        [*named.values(), training.optimizer.learning_rate.value],
+        [v.value for v in training.random_states()],
+    )
+    file = fb.parse(content, path)
+    _rename(file, list(named))
+    by_subgraph = schedule.arrange(file)
+    scheduled = {
+        fb.text(s.signatureKey): by_subgraph[s.subgraphIndex] for s in fb.listed(file.signatureDefs)
+    }
+    about = _manifest(training, signatures, scheduled)
+    manifest.attach(file, about)
+    fb.write(file, path, overwrite=overwrite)
+    return Exported(path, path.stat().st_size, scheduled, about)
+
+
+def _check(model: keras.Model, batch_size: int) -> None:
+    if not isinstance(model, keras.Model) or not model.built or not hasattr(model, "inputs"):
+        raise ValueError(
+            f"{model!r} is not a built Keras model. Build it, with an input shape or by calling it."
+        )
+    if len(model.outputs) != 1:
+        raise ValueError(
+            f"The model has {len(model.outputs)} outputs; export takes one. Concatenate them, or "
+            "export a model of the one that is trained."
+        )
+    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+        raise ValueError(f"batch_size must be a whole number from 1, not {batch_size!r}.")
+    for variable in model.trainable_variables:
+        if keras.backend.standardize_dtype(variable.dtype) != "float32":
+            raise ValueError(
+                f"{variable.path} is {variable.dtype}; TensorFlow Lite trains in float32. Build "
+                "the model with that."
+            )
+    for layer in model.layers:
+        if layer.compute_dtype not in ("float32", None):
+            raise ValueError(
+                f"Layer {layer.name!r} computes in {layer.compute_dtype}; TensorFlow Lite trains "
+                'in float32. Build the model under keras.config.set_dtype_policy("float32").'
+            )
+
+
+def _loss(loss: Any) -> Any:
+    found = keras.losses.get(loss)
+    # By name Keras gives a function of each sample; its class also takes weights.
+    return keras.losses.get({"class_name": _class(loss), "config": {}}) if _class(loss) else found
+
+
+def _class(loss: Any) -> str | None:
+    if not isinstance(loss, str):
+        return None
+    name = "".join(part.capitalize() for part in loss.split("_"))
+    return name if hasattr(keras.losses, name) else None
+
+
+def _metric(metric: str | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
+    if not isinstance(metric, str):
+        return getattr(metric, "__name__", type(metric).__name__), metric
+    found = getattr(keras.metrics, metric, None)
+    if not callable(found) or isinstance(found, type):
+        raise ValueError(
+            f"Keras has no metric function {metric!r}. Give the name of one, such as "
+            "'sparse_categorical_accuracy', or a function metric(y, prediction)."
+        )
+    return metric, found
+
+
+def _rename(file: schema.ModelT, names: Sequence[str]) -> None:
+    """Give the inputs and outputs that stand for variables the variables' names."""
+    for signature in fb.listed(file.signatureDefs):
+        if fb.text(signature.signatureKey) not in ("get_weights", "set_weights"):
+            continue
+        for tensor in (*fb.listed(signature.inputs), *fb.listed(signature.outputs)):
+            name = fb.text(tensor.name)
+            if name[:1] == "v" and name[1:].isdigit():
+                tensor.name = names[int(name[1:])].encode()
+
+
+def _manifest(
+    training: Training,
+    signatures: Mapping[str, Signature],
+    scheduled: Mapping[str, schedule.Scheduled],
+) -> dict[str, Any]:
+    config = json.dumps(training.model.get_config(), sort_keys=True, default=str)
+    return {
+        "batch_size": training.batch_size,
+        "model": {
+            "name": training.model.name,
+            "sha256": hashlib.sha256(config.encode()).hexdigest(),
+        },
+        "optimizer": type(training.optimizer).__name__,
+        "learning_rate": float(training.optimizer.learning_rate),
+        "signatures": {
+            name: {
+                "inputs": [
+                    {"name": x.name, "shape": x.shape.as_list(), "dtype": x.dtype.name}
+                    for x in signature.specs
+                ],
+                "predicted_peak": scheduled[name].after,
+            }
+            for name, signature in signatures.items()
+            if name not in ("set_weights",)
+        },
+        "variables": [
+            {"name": name, "shape": list(v.shape), "dtype": v.dtype}
+            for name, v in training.variables().items()
+        ],
+        "versions": {
+            "tensorflow": tf.__version__,
+            "keras": keras.__version__,
+            "ai-edge-litert": importlib.metadata.version("ai-edge-litert"),
+        },
+    }

@@ -1,0 +1,178 @@
+"""Read and write `.tflite` files: the schema's objects, and errors a person can act on."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+import struct
+import tempfile
+from typing import Any
+
+import flatbuffers
+import numpy as np
+from ai_edge_litert import schema_py_generated as schema
+
+_IDENTIFIER = b"TFL3"
+_NAMES = {
+    code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)
+}
+_TYPE_NAMES = {
+    code: name.lower() for name, code in vars(schema.TensorType).items() if isinstance(code, int)
+}
+_TYPE_BITS = {
+    "float64": 64,
+    "int64": 64,
+    "uint64": 64,
+    "complex64": 64,
+    "complex128": 128,
+    "float32": 32,
+    "int32": 32,
+    "uint32": 32,
+    "float16": 16,
+    "bfloat16": 16,
+    "int16": 16,
+    "uint16": 16,
+    "int8": 8,
+    "uint8": 8,
+    "bool": 8,
+    "int4": 4,
+    "uint4": 4,
+    "int2": 2,
+}
+
+
+class FileFormatError(ValueError):
+    """A file is not a `.tflite`, or not a whole one."""
+
+
+def read(path: str | os.PathLike[str]) -> schema.ModelT:
+    """The model in a `.tflite` file.
+
+    Raises:
+        FileFormatError: If it is something else, or truncated or corrupted.
+    """
+    path = pathlib.Path(path)
+    return parse(path.read_bytes(), path)
+
+
+def parse(content: bytes, path: str | os.PathLike[str]) -> schema.ModelT:
+    """`read` of what is in memory; `path` is for the message of an error."""
+    if content[4:8] != _IDENTIFIER:
+        raise FileFormatError(
+            f"{path} is not a .tflite file: it has {content[4:8]!r} where {_IDENTIFIER!r} is "
+            f"expected ({len(content)} bytes in all). Give a file that a converter wrote."
+        )
+    try:
+        model = schema.ModelT.InitFromPackedBuf(content, 0)
+        check(model)
+    except (struct.error, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
+        raise FileFormatError(
+            f"{path} ({len(content)} bytes) is truncated or corrupted: {error}. Export it "
+            "again, or copy it again from where it was made."
+        ) from error
+    return model
+
+
+def check(model: schema.ModelT) -> None:
+    """Raise ValueError if an index of the model leads nowhere."""
+    if not model.subgraphs:
+        raise ValueError("it has no subgraph")
+    buffers, codes = len(listed(model.buffers)), len(listed(model.operatorCodes))
+    for number, subgraph in enumerate(model.subgraphs):
+        tensors = len(listed(subgraph.tensors))
+        for tensor in listed(subgraph.tensors):
+            if not 0 <= tensor.buffer < max(buffers, 1):
+                raise ValueError(f"subgraph {number} refers to buffer {tensor.buffer} of {buffers}")
+        for op in listed(subgraph.operators):
+            if not 0 <= op.opcodeIndex < codes:
+                raise ValueError(
+                    f"subgraph {number} refers to operator {op.opcodeIndex} of {codes}"
+                )
+            for tensor in (*listed(op.inputs), *listed(op.outputs)):
+                if not -1 <= tensor < tensors:
+                    raise ValueError(f"subgraph {number} refers to tensor {tensor} of {tensors}")
+
+
+def write(model: schema.ModelT, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:
+    """Write a `.tflite` file, whole or not at all.
+
+    Raises:
+        FileExistsError: If there is one and `overwrite` is False.
+    """
+    path = pathlib.Path(path)
+    refuse_to_overwrite(path, overwrite)
+    builder = flatbuffers.Builder(1 << 20)
+    builder.Finish(model.Pack(builder), _IDENTIFIER)
+    with tempfile.NamedTemporaryFile(
+        dir=path.parent, prefix=f".{path.name}.", delete=False
+    ) as file:
+        try:
+            file.write(builder.Output())
+            file.flush()
+            os.fsync(file.fileno())
+            os.replace(file.name, path)
+        except BaseException:
+            os.unlink(file.name)
+            raise
+
+
+def refuse_to_overwrite(path: pathlib.Path, overwrite: bool) -> None:
+    """Raise FileExistsError if `path` is there and is to stay."""
+    if path.exists() and not overwrite:
+        raise FileExistsError(
+            f"{path} exists. Pass overwrite=True (--overwrite) to replace it, or another path."
+        )
+
+
+def listed(values: Any) -> list[Any]:
+    """The schema's way of saying "none" is None, and its integers are NumPy's."""
+    if values is None:
+        return []
+    return values.tolist() if isinstance(values, np.ndarray) else list(values)
+
+
+def op_name(model: schema.ModelT, op: schema.OperatorT) -> str:
+    """The name of an operator, `"CONV_2D"`; of a custom one, its own."""
+    code = model.operatorCodes[op.opcodeIndex]
+    # Files from before there were 127 operators have the older field only.
+    number = max(code.builtinCode, code.deprecatedBuiltinCode)
+    if number == schema.BuiltinOperator.CUSTOM:
+        return text(code.customCode) or "CUSTOM"
+    return _NAMES.get(number, f"UNKNOWN_{number}")
+
+
+def is_custom(model: schema.ModelT, op: schema.OperatorT) -> bool:
+    """Whether an operator is not one of the builtin ones."""
+    code = model.operatorCodes[op.opcodeIndex]
+    number = max(code.builtinCode, code.deprecatedBuiltinCode)
+    return number == schema.BuiltinOperator.CUSTOM or number not in _NAMES
+
+
+def text(value: bytes | str | None) -> str:
+    """A string of the schema."""
+    return value.decode() if isinstance(value, bytes) else value or ""
+
+
+def dtype(tensor: schema.TensorT) -> str:
+    """The type of a tensor's elements, `"float32"`."""
+    return _TYPE_NAMES.get(tensor.type, f"type {tensor.type}")
+
+
+def shape(tensor: schema.TensorT) -> list[int]:
+    """A tensor's shape, -1 where it is not known before a run."""
+    signature = listed(tensor.shapeSignature)
+    return signature or listed(tensor.shape)
+
+
+def nbytes(tensor: schema.TensorT) -> int:
+    """The bytes of a tensor's elements; a dimension that is not known counts as one."""
+    bits = _TYPE_BITS.get(dtype(tensor), 0)
+    elements = 1
+    for size in listed(tensor.shape):
+        elements *= max(size, 1)
+    return (elements * bits + 7) // 8
+
+
+def is_constant(model: schema.ModelT, tensor: schema.TensorT) -> bool:
+    """Whether a tensor's elements are in the file."""
+    return len(listed(model.buffers[tensor.buffer].data)) > 0 if model.buffers else False

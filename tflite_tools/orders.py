@@ -1,0 +1,185 @@
+"""Orders of a graph's operators in which little is alive at once.
+
+Finding the best order is NP-hard (Sethi, 1975: register allocation is). In a training step most
+of it is decided by a few things: what a backward operation needs is best made just before it, and
+what lets go of memory is best done at once. Each order here is a pass over the graph in linear
+time, or nearly so; `lowest` tries them, and starts again from what they found.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Callable, Iterable, Sequence
+
+from tflite_tools.graph import Graph
+
+_ROUNDS = 4
+
+
+def lowest(graph: Graph) -> list[int]:
+    """The best order found: lowest peak, then fewest bytes held over time. Never a worse one."""
+    original = list(range(len(graph)))
+    best, best_score = original, _score(graph, original)
+    candidates = [original, greedy(graph), on_demand(graph, original, _makes_weights(graph))]
+    for order in candidates:
+        for _ in range(_ROUNDS):
+            score = _score(graph, order)
+            if score < best_score:
+                best, best_score = order, score
+            settled = min(
+                (settle(graph, order, eager) for eager in (False, True)),
+                key=lambda order: _score(graph, order),
+            )
+            if _score(graph, settled) >= score:
+                break
+            order = settled
+        if (score := _score(graph, order)) < best_score:
+            best, best_score = order, score
+    return best
+
+
+def _score(graph: Graph, order: Sequence[int]) -> tuple[int, int]:
+    held = list(graph.held(order))
+    return max(held, default=0), sum(held)
+
+
+def greedy(graph: Graph) -> list[int]:
+    """Of what can run, always what adds least to the live bytes; the newest of equals."""
+    emission = _Emission(graph)
+    ready = {i for i, missing in enumerate(emission.missing) if not missing}
+    since = [0] * len(graph)
+    while ready:
+        i = min(ready, key=lambda i: (emission.growth(i), -since[i], i))
+        ready.remove(i)
+        for newly in emission.emit(i):
+            ready.add(newly)
+            since[newly] = len(emission.order)
+    return emission.order
+
+
+def on_demand(graph: Graph, order: Sequence[int], anchors: Iterable[int]) -> list[int]:
+    """`anchors` in their order, whatever each needs just before it, and the rest at the end."""
+    emission = _Emission(graph)
+    position = {i: k for k, i in enumerate(order)}
+    wanted = set(anchors)
+    for i in [*(i for i in order if i in wanted), *order]:
+        _emit_needed(emission, i, position)
+    return emission.order
+
+
+def settle(graph: Graph, order: Sequence[int], eager: bool) -> list[int]:
+    """`order`, but what grows the live bytes as late, and what shrinks them as early as can be.
+
+    Args:
+        graph: The graph.
+        order: An order of it.
+        eager: Whether what shrinks them may run before what is due, as soon as it is ready.
+    """
+    emission = _Emission(graph)
+    position = {i: k for k, i in enumerate(order)}
+    grows = [
+        sum(graph.sizes[t] for t in graph.outputs[i])
+        > sum(graph.sizes[t] for t in set(graph.inputs[i]) if t in graph.maker)
+        for i in range(len(graph))
+    ]
+    results = set(graph.results)
+    last = [
+        bool(results & set(made)) or not emission.after[i] for i, made in enumerate(graph.outputs)
+    ]
+    for i in order:
+        if grows[i] and not last[i]:
+            continue  # when something that does not grow needs it
+        _emit_needed(emission, i, position, _shrinking(emission) if eager else None)
+    for i in order:
+        _emit_needed(emission, i, position)
+    return emission.order
+
+
+def _makes_weights(graph: Graph) -> list[int]:
+    """The operators that use a training step's large tensors up."""
+    names = {"ASSIGN_VARIABLE", "SCATTER_ND"}
+    return [i for i, name in enumerate(graph.names) if name in names]
+
+
+def _shrinking(emission: _Emission) -> Callable[[int], bool]:
+    return lambda i: emission.growth(i) < 0
+
+
+def _emit_needed(
+    emission: _Emission,
+    i: int,
+    position: dict[int, int],
+    at_once: Callable[[int], bool] | None = None,
+) -> None:
+    """Emit `i` after whatever it needs, that in the order of `position`.
+
+    With `at_once`, also those that have become ready and of which it says so.
+    """
+    todo = [i]
+    while todo:
+        i = todo[-1]
+        if emission.done[i]:
+            todo.pop()
+            continue
+        missing = [j for j in emission.graph.before[i] if not emission.done[j]]
+        if missing:
+            todo += sorted(missing, key=position.__getitem__, reverse=True)
+            continue
+        todo.pop()
+        newly = emission.emit(i)
+        if at_once is not None:
+            ready = [(position[j], j) for j in newly if at_once(j)]
+            heapq.heapify(ready)
+            while ready:
+                _, j = heapq.heappop(ready)
+                if not emission.done[j]:
+                    for k in emission.emit(j):
+                        if at_once(k):
+                            heapq.heappush(ready, (position[k], k))
+
+
+class _Emission:
+    """An order in the making.
+
+    Attributes:
+        order: The operators so far.
+        done: Whether each is among them.
+        missing: How many of what must come first each still waits for.
+        after: What waits for each.
+    """
+
+    def __init__(self, graph: Graph) -> None:
+        self.graph = graph
+        self.order: list[int] = []
+        self.done = [False] * len(graph)
+        self.missing = [len(before) for before in graph.before]
+        self.after: list[list[int]] = [[] for _ in range(len(graph))]
+        for i, before in enumerate(graph.before):
+            for j in before:
+                self.after[j].append(i)
+        self._readers: dict[int, int] = {}
+        for read in graph.inputs:
+            for t in set(read):
+                self._readers[t] = self._readers.get(t, 0) + 1
+        stays = {*graph.given, *graph.results}
+        self._freed_last = [
+            [t for t in set(read) if t in graph.maker and t not in stays] for read in graph.inputs
+        ]
+
+    def growth(self, i: int) -> int:
+        """By how many live bytes there are more after `i` has run now."""
+        sizes = self.graph.sizes
+        made = sum(
+            sizes[t] for t in self.graph.outputs[i] if t in self._readers or t in self.graph.results
+        )
+        return made - sum(sizes[t] for t in self._freed_last[i] if self._readers[t] == 1)
+
+    def emit(self, i: int) -> list[int]:
+        """Put `i` next; returns what has become ready by it."""
+        self.order.append(i)
+        self.done[i] = True
+        for t in set(self.graph.inputs[i]):
+            self._readers[t] -= 1
+        for j in self.after[i]:
+            self.missing[j] -= 1
+        return [j for j in self.after[i] if not self.missing[j]]
