@@ -120,7 +120,7 @@ def test_readme_first_screen():
     first_screen = "\n".join(read("README.md").splitlines()[:45])
     for expected in ("bt.compress(model)", "<!-- bench:start -->", "<!-- bench:end -->"):
         assert expected in first_screen
-    assert re.search(r"tflite_tools.*not", first_screen)
+    assert "tflite_tools.export" in first_screen
 
 
 def test_version_is_in_the_changelog():

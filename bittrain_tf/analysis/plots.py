@@ -96,6 +96,42 @@ def save_curve(
     figure.savefig(path)
 
 
+def save_steps(
+    path: str | os.PathLike[str],
+    title: str,
+    axes_titles: tuple[str, str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Draw values that hold from one step to the next, and save them.
+
+    Args:
+        path: As of `save_bars`.
+        title: Title of the chart.
+        axes_titles: What the horizontal and the vertical axis are.
+        series: For each name in the legend, a value for each step.
+        overwrite: As of `save_bars`.
+
+    Raises:
+        ImportError: As `save_bars`.
+        FileExistsError: As `save_bars`.
+        ValueError: As `save_bars`.
+    """
+    check_path(path, overwrite=overwrite)
+    figure = _figure(9, 4)
+    axes = figure.add_subplot()
+    for name, values in series.items():
+        axes.plot(range(len(values)), values, drawstyle="steps-post", linewidth=1, label=name)
+    axes.set_xlabel(axes_titles[0])
+    axes.set_ylabel(axes_titles[1])
+    axes.set_ylim(bottom=0)
+    axes.set_title(title)
+    axes.grid(alpha=0.3)
+    axes.legend()
+    figure.savefig(path)
+
+
 def _figure(width: float, height: float) -> Figure:
     # Not pyplot, whose global state and choice of a window system belong to the caller.
     from matplotlib.backends.backend_agg import FigureCanvasAgg

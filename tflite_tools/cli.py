@@ -1,0 +1,116 @@
+"""The `tflite-tools` command: a thin layer over the package's functions.
+
+Exit status: 0, or 1 if a check failed, or 2 if the command cannot be carried out. Results go to
+stdout, everything else to stderr.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from bittrain_tf.analysis import plots
+from bittrain_tf.analysis.text import size_text, table, to_text
+from tflite_tools import inspection
+from tflite_tools.schedule import Scheduled, schedule
+
+_OK, _FAILED, _UNUSABLE = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command.
+
+    Args:
+        arguments: The command line without the program's name; that of the process by default.
+
+    Returns:
+        The exit status.
+    """
+    options = _parser().parse_args(arguments)
+    try:
+        return options.run(options)
+    except (OSError, ImportError, ValueError) as error:
+        print(f"tflite-tools: {error}", file=sys.stderr)
+        return _UNUSABLE
+
+
+def _inspect(options: argparse.Namespace) -> int:
+    """Fails if there is an operator that is not a builtin one."""
+    if options.plot is not None:
+        plots.check_path(options.plot, overwrite=options.overwrite)
+    inspected = inspection.inspect(options.file)
+    if options.signature is not None:
+        names = [i.name for i in inspected]
+        inspected = [i for i in inspected if i.name == options.signature]
+        if not inspected:
+            raise ValueError(
+                f"{options.file} has no signature {options.signature!r}; it has {', '.join(names)}."
+            )
+    if options.json:
+        shown = [
+            {**dataclasses.asdict(i), "peak": i.peak, "peak_scheduled": i.peak_scheduled}
+            for i in inspected
+        ]
+        print(json.dumps(shown, indent=2))
+    else:
+        print("\n".join(i.render() for i in inspected))
+    if options.plot is not None:
+        largest = max(inspected, key=lambda i: i.peak)
+        inspection.plot(largest, options.plot, overwrite=options.overwrite)
+    custom = sorted({name for i in inspected for name in i.custom})
+    if custom:
+        print(f"tflite-tools: not builtin operators: {', '.join(custom)}", file=sys.stderr)
+    return _FAILED if custom else _OK
+
+
+def _schedule(options: argparse.Namespace) -> int:
+    scheduled = schedule(options.file, options.output, overwrite=options.overwrite)
+    if options.json:
+        print(json.dumps([dataclasses.asdict(s) for s in scheduled], indent=2))
+    else:
+        print(_scheduled_table(scheduled))
+    return _OK
+
+
+def _scheduled_table(scheduled: Sequence[Scheduled]) -> str:
+    columns = ("subgraph", "operators", "peak before", "peak after")
+    rows = [
+        (s.subgraph, str(s.operators), size_text(s.before), size_text(s.after)) for s in scheduled
+    ]
+    return to_text(table("Peak of live bytes", columns, rows, columns[1:]))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="tflite-tools", description="Look at .tflite files, and make them take less memory."
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser(
+        "inspect", help="peak, what is alive then, operators; fails on custom operators"
+    )
+    command.add_argument("--signature", help="only this one")
+    command.add_argument(
+        "--plot",
+        type=pathlib.Path,
+        metavar="FILE",
+        help="draw the signature of the highest peak over time, as it is and scheduled",
+    )
+    command.set_defaults(run=_inspect)
+    _add_common(command)
+
+    command = commands.add_parser("schedule", help="an order of operators that takes less memory")
+    command.set_defaults(run=_schedule)
+    _add_common(command)
+    command.add_argument("output", type=pathlib.Path, help="where to write the other")
+    return parser
+
+
+def _add_common(command: argparse.ArgumentParser) -> None:
+    command.add_argument("file", type=pathlib.Path, help="a .tflite")
+    command.add_argument("--json", action="store_true", help="print JSON")
+    command.add_argument("--overwrite", action="store_true", help="replace what is there")
