@@ -9,7 +9,6 @@ varints of seven bits a byte, signed ones zigzagged first.
 
 from __future__ import annotations
 
-import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from tflite_tools import flatbuffer as fb
@@ -30,13 +29,7 @@ def chain(model: schema.ModelT) -> None:
         content += _unsigned(waits)
         for i in range(waits):
             content += _signed(i) + _signed(i + 1)
-    others = [m for m in fb.listed(model.metadata) if fb.text(m.name) != _NAME]
-    buffer = schema.BufferT()
-    buffer.data = np.frombuffer(bytes(content), np.uint8)
-    metadata = schema.MetadataT()
-    metadata.name, metadata.buffer = _NAME.encode(), len(model.buffers)
-    model.buffers = [*model.buffers, buffer]
-    model.metadata = [*others, metadata]
+    fb.set_metadata(model, _NAME, bytes(content))
 
 
 def _unsigned(value: int) -> bytes:

@@ -11,15 +11,13 @@ class UnsupportedError(ValueError):
         layer: Where it comes from.
     """
 
-    def __init__(self, what: str, layer: str, remedy: str = "") -> None:
+    def __init__(self, what: str, layer: str) -> None:
         self.what, self.layer = what, layer
-        remedy = remedy or (
-            "Replace the layer by one made of supported operations, or freeze it and what is "
-            "below it (layer.trainable = False) if it is only its gradient that is missing."
-        )
         super().__init__(
             f"{layer} needs {what}, for which TensorFlow Lite has no builtin operator and "
-            f"tflite_tools no rule. {remedy}"
+            "tflite_tools no rule. Replace the layer by one made of supported operations, or "
+            "freeze it and what is below it (layer.trainable = False) if it is only its gradient "
+            "that is missing."
         )
 
 

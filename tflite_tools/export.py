@@ -18,6 +18,7 @@ from ai_edge_litert import schema_py_generated as schema
 from tflite_tools import flatbuffer as fb
 from tflite_tools import manifest, schedule
 from tflite_tools.convert import convert
+from tflite_tools.files import refuse_to_overwrite
 from tflite_tools.training import Signature, Training, transfer
 
 
@@ -86,7 +87,7 @@ def export(
         ValueError: If the model is not one that can be exported.
     """
     path = pathlib.Path(path)
-    fb.refuse_to_overwrite(path, overwrite)
+    refuse_to_overwrite(path, overwrite)
     _check(model, batch_size)
     training = Training(
         model,
@@ -142,16 +143,12 @@ def _check(model: keras.Model, batch_size: int) -> None:
 
 
 def _loss(loss: Any) -> Any:
-    found = keras.losses.get(loss)
-    # By name Keras gives a function of each sample; its class also takes weights.
-    return keras.losses.get({"class_name": _class(loss), "config": {}}) if _class(loss) else found
-
-
-def _class(loss: Any) -> str | None:
-    if not isinstance(loss, str):
-        return None
-    name = "".join(part.capitalize() for part in loss.split("_"))
-    return name if hasattr(keras.losses, name) else None
+    if isinstance(loss, str):
+        # By name Keras gives a function of each sample; its class also takes weights.
+        name = "".join(part.capitalize() for part in loss.split("_"))
+        if hasattr(keras.losses, name):
+            return getattr(keras.losses, name)()
+    return keras.losses.get(loss)
 
 
 def _metric(metric: str | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
@@ -200,7 +197,7 @@ def _manifest(
                 "predicted_peak": scheduled[name].after,
             }
             for name, signature in signatures.items()
-            if name not in ("set_weights",)
+            if name != "set_weights"  # whose inputs are the variables
         },
         "variables": [
             {"name": name, "shape": list(v.shape), "dtype": v.dtype}

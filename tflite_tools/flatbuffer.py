@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import pathlib
 import struct
-import tempfile
 from typing import Any
 
 import flatbuffers
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
+
+from tflite_tools.files import refuse_to_overwrite, write_whole
 
 _IDENTIFIER = b"TFL3"
 _NAMES = {
@@ -103,25 +104,7 @@ def write(model: schema.ModelT, path: str | os.PathLike[str], *, overwrite: bool
     refuse_to_overwrite(path, overwrite)
     builder = flatbuffers.Builder(1 << 20)
     builder.Finish(model.Pack(builder), _IDENTIFIER)
-    with tempfile.NamedTemporaryFile(
-        dir=path.parent, prefix=f".{path.name}.", delete=False
-    ) as file:
-        try:
-            file.write(builder.Output())
-            file.flush()
-            os.fsync(file.fileno())
-            os.replace(file.name, path)
-        except BaseException:
-            os.unlink(file.name)
-            raise
-
-
-def refuse_to_overwrite(path: pathlib.Path, overwrite: bool) -> None:
-    """Raise FileExistsError if `path` is there and is to stay."""
-    if path.exists() and not overwrite:
-        raise FileExistsError(
-            f"{path} exists. Pass overwrite=True (--overwrite) to replace it, or another path."
-        )
+    write_whole(path, builder.Output())
 
 
 def listed(values: Any) -> list[Any]:
@@ -133,19 +116,33 @@ def listed(values: Any) -> list[Any]:
 
 def op_name(model: schema.ModelT, op: schema.OperatorT) -> str:
     """The name of an operator, `"CONV_2D"`; of a custom one, its own."""
-    code = model.operatorCodes[op.opcodeIndex]
-    # Files from before there were 127 operators have the older field only.
-    number = max(code.builtinCode, code.deprecatedBuiltinCode)
+    number = _op_number(model, op)
     if number == schema.BuiltinOperator.CUSTOM:
-        return text(code.customCode) or "CUSTOM"
+        return text(model.operatorCodes[op.opcodeIndex].customCode) or "CUSTOM"
     return _NAMES.get(number, f"UNKNOWN_{number}")
 
 
 def is_custom(model: schema.ModelT, op: schema.OperatorT) -> bool:
     """Whether an operator is not one of the builtin ones."""
-    code = model.operatorCodes[op.opcodeIndex]
-    number = max(code.builtinCode, code.deprecatedBuiltinCode)
+    number = _op_number(model, op)
     return number == schema.BuiltinOperator.CUSTOM or number not in _NAMES
+
+
+def _op_number(model: schema.ModelT, op: schema.OperatorT) -> int:
+    code = model.operatorCodes[op.opcodeIndex]
+    # Files from before there were 127 operators have the older field only.
+    return max(code.builtinCode, code.deprecatedBuiltinCode)
+
+
+def set_metadata(model: schema.ModelT, name: str, content: bytes) -> None:
+    """Attach `content` to a model under `name`, in place of what it has there."""
+    buffer = schema.BufferT()
+    buffer.data = np.frombuffer(content, np.uint8)
+    metadata = schema.MetadataT()
+    metadata.name, metadata.buffer = name.encode(), len(model.buffers)
+    model.buffers = [*model.buffers, buffer]
+    others = [m for m in listed(model.metadata) if text(m.name) != name]
+    model.metadata = [*others, metadata]
 
 
 def text(value: bytes | str | None) -> str:

@@ -87,12 +87,12 @@ class Graph:
         nbytes = max(held, default=0)
         return Moment(nbytes, held.index(nbytes) if held else 0)
 
-    def alive(self, position: int, order: Sequence[int] | None = None) -> list[int]:
-        """The tensors alive while the operator at `position` of `order` runs."""
-        order = list(range(len(self))) if order is None else list(order)
-        made = {*self.given, *(t for i in order[: position + 1] for t in self.outputs[i])}
+    def alive(self, position: int) -> list[int]:
+        """The tensors alive while the operator at `position` of the file runs."""
+        made = {*self.given, *(t for outputs in self.outputs[: position + 1] for t in outputs)}
         needed = {*self.results, *self.given}
-        needed.update(t for i in order[position:] for t in (*self.inputs[i], *self.outputs[i]))
+        for touched in (*self.inputs[position:], *self.outputs[position:]):
+            needed.update(touched)
         return sorted(t for t in made & needed if self.sizes[t])
 
     def is_order(self, order: Sequence[int]) -> bool:
@@ -126,10 +126,9 @@ class Graph:
         if name == "VAR_HANDLE":
             return {"all"}, set()
         if name in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
-            variable = {f"variable {self._variable(i)}"}
-            reads = name == "READ_VARIABLE"
+            variable = f"variable {self._variable(i)}"
             # Writing to it comes between two changes of everything, as reading does.
-            return {"all", *(variable if reads else ())}, set() if reads else variable
+            return ({"all", variable}, set()) if name == "READ_VARIABLE" else ({"all"}, {variable})
         if name in _TABLES:
             return {"all"}, {"tables"}
         if name in _RANDOM:
@@ -199,8 +198,7 @@ def _scratch(
         options = op.builtinOptions
         if len(kernel) != 4 or len(output) != 4:
             return 0
-        steps = (options.strideH, options.strideW, options.dilationHFactor, options.dilationWFactor)
-        if kernel[1:3] == [1, 1] and steps[:2] == (1, 1):
+        if kernel[1:3] == [1, 1] and options.strideH == options.strideW == 1:
             return 0
         batch, height, width, _ = (max(size, 1) for size in output)
         return batch * height * width * kernel[1] * kernel[2] * kernel[3] * 4

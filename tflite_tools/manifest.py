@@ -1,11 +1,10 @@
-"""What a file says of itself: JSON in its metadata, and the same beside it on request."""
+"""What a file says of itself: JSON in its metadata."""
 
 from __future__ import annotations
 
 import json
 from typing import Any
 
-import numpy as np
 from ai_edge_litert import schema_py_generated as schema
 
 from tflite_tools import flatbuffer as fb
@@ -18,13 +17,7 @@ VERSION = 1
 def attach(model: schema.ModelT, manifest: dict[str, Any]) -> None:
     """Put a manifest into a model's metadata, in place of one that is there."""
     content = json.dumps({"version": VERSION, **manifest}, sort_keys=True).encode()
-    buffer = schema.BufferT()
-    buffer.data = np.frombuffer(content, np.uint8)
-    metadata = schema.MetadataT()
-    metadata.name, metadata.buffer = _NAME.encode(), len(model.buffers)
-    model.buffers = [*model.buffers, buffer]
-    others = [m for m in fb.listed(model.metadata) if fb.text(m.name) != _NAME]
-    model.metadata = [*others, metadata]
+    fb.set_metadata(model, _NAME, content)
 
 
 def of(model: schema.ModelT) -> dict[str, Any]:

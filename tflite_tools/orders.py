@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable, Iterable, Sequence
+from operator import itemgetter
 
 from tflite_tools.graph import Graph
 
@@ -19,23 +20,21 @@ _ROUNDS = 4
 def lowest(graph: Graph) -> list[int]:
     """The best order found: lowest peak, then fewest bytes held over time. Never a worse one."""
     original = list(range(len(graph)))
-    best, best_score = original, _score(graph, original)
     candidates = [original, greedy(graph), on_demand(graph, original, _makes_weights(graph))]
-    for order in candidates:
-        for _ in range(_ROUNDS):
-            score = _score(graph, order)
-            if score < best_score:
-                best, best_score = order, score
-            settled = min(
-                (settle(graph, order, eager) for eager in (False, True)),
-                key=lambda order: _score(graph, order),
-            )
-            if _score(graph, settled) >= score:
-                break
-            order = settled
-        if (score := _score(graph, order)) < best_score:
-            best, best_score = order, score
-    return best
+    # Of equals the first, which comes of the original.
+    return min((_settled(graph, order) for order in candidates), key=itemgetter(0))[1]
+
+
+def _settled(graph: Graph, order: list[int]) -> tuple[tuple[int, int], list[int]]:
+    """`order`, settled as long as that makes it better, and its score."""
+    score = _score(graph, order)
+    for _ in range(_ROUNDS):
+        settled = [settle(graph, order, eager) for eager in (False, True)]
+        better, best = min(((_score(graph, o), o) for o in settled), key=itemgetter(0))
+        if better >= score:
+            break
+        score, order = better, best
+    return score, order
 
 
 def _score(graph: Graph, order: Sequence[int]) -> tuple[int, int]:

@@ -10,6 +10,7 @@ from ai_edge_litert import schema_py_generated as schema
 
 from tflite_tools import control, orders
 from tflite_tools import flatbuffer as fb
+from tflite_tools.files import refuse_to_overwrite
 from tflite_tools.graph import Graph
 
 
@@ -53,7 +54,7 @@ def schedule(
         FileFormatError: If `source` is not a whole `.tflite` file.
         FileExistsError: If `destination` exists and `overwrite` is False.
     """
-    fb.refuse_to_overwrite(pathlib.Path(destination), overwrite)
+    refuse_to_overwrite(pathlib.Path(destination), overwrite)
     model = fb.read(source)
     scheduled = arrange(model)
     fb.write(model, destination, overwrite=overwrite)

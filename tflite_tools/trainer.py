@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pathlib
-import tempfile
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -13,6 +12,7 @@ from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
 from tflite_tools import flatbuffer as fb
 from tflite_tools import manifest
+from tflite_tools.files import refuse_to_overwrite, write_whole
 
 Batch = tuple[Any, ...]
 _NOTHING = np.zeros(1, np.float32)
@@ -160,19 +160,9 @@ class Trainer:
         from safetensors.numpy import save
 
         path = pathlib.Path(path)
-        fb.refuse_to_overwrite(path, overwrite)
+        refuse_to_overwrite(path, overwrite)
         about = {"model": self.manifest["model"]["sha256"]}
-        with tempfile.NamedTemporaryFile(
-            dir=path.parent, prefix=f".{path.name}.", delete=False
-        ) as f:
-            try:
-                f.write(save(self.weights(), metadata=about))
-                f.flush()
-                os.fsync(f.fileno())
-                os.replace(f.name, path)
-            except BaseException:
-                os.unlink(f.name)
-                raise
+        write_whole(path, save(self.weights(), metadata=about))
 
     def load(self, path: str | os.PathLike[str]) -> None:
         """Assign what `save` wrote.

@@ -128,10 +128,7 @@ class Training:
         return tf.add_n([loss, *map(tf.convert_to_tensor, self.model.losses)])
 
     def _predict(self, inputs: Sequence[tf.Tensor], training: bool) -> tf.Tensor:
-        structure = self.model.inputs if len(inputs) > 1 else self.model.inputs[0]
-        given = (
-            keras.tree.pack_sequence_as(structure, list(inputs)) if len(inputs) > 1 else inputs[0]
-        )
+        given = list(inputs) if len(inputs) > 1 else inputs[0]
         return keras.tree.flatten(self.model(given, training=training))[0]
 
     def _spec(self, x: keras.KerasTensor, name: str) -> tf.TensorSpec:

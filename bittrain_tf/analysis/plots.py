@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -87,12 +88,7 @@ def save_curve(
     axes.plot(*zip(*curve, strict=True), drawstyle="steps-post", marker=".", label="plans")
     for (name, (x, y)), marker in zip(points.items(), itertools.cycle("s^vDP*")):
         axes.plot([x], [y], marker, markersize=9, label=name)
-    axes.set_xlabel(axes_titles[0])
-    axes.set_ylabel(axes_titles[1])
-    axes.set_ylim(bottom=0)
-    axes.set_title(title)
-    axes.grid(alpha=0.3)
-    axes.legend()
+    _label(axes, title, axes_titles)
     figure.savefig(path)
 
 
@@ -123,13 +119,17 @@ def save_steps(
     axes = figure.add_subplot()
     for name, values in series.items():
         axes.plot(range(len(values)), values, drawstyle="steps-post", linewidth=1, label=name)
+    _label(axes, title, axes_titles)
+    figure.savefig(path)
+
+
+def _label(axes: Axes, title: str, axes_titles: tuple[str, str]) -> None:
     axes.set_xlabel(axes_titles[0])
     axes.set_ylabel(axes_titles[1])
     axes.set_ylim(bottom=0)
     axes.set_title(title)
     axes.grid(alpha=0.3)
     axes.legend()
-    figure.savefig(path)
 
 
 def _figure(width: float, height: float) -> Figure:

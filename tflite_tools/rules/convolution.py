@@ -6,12 +6,13 @@ the whole batch at once. Where that matrix is large, samples go one by one.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import tensorflow as tf
 
 from tflite_tools.rules.registry import attribute, register, static_shape
-from tflite_tools.rules.windows import Windows
+from tflite_tools.rules.windows import Windows, fit
 
 # Bytes of patches beyond which a batch is taken apart. Some 10 µs an operator are nothing beside
 # the time it takes to lay out as much.
@@ -67,7 +68,7 @@ def input_gradient(
     batch, height, width, channels = (int(n) for n in tf.get_static_value(x_shape))
     if kernel.shape[2] != channels:
         raise NotImplementedError("a convolution in groups")
-    windows = _windows(op, [height, width], dy, kernel)
+    windows = _windows(op, [height, width], dy, kernel.shape.as_list()[:2])
     turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
 
     def convolve(dy: tf.Tensor) -> tf.Tensor:
@@ -90,7 +91,7 @@ def kernel_gradient(
     batch, *_, x_channels = static_shape(x)
     if channels != x_channels:
         raise NotImplementedError("a convolution in groups")
-    windows = Windows(op, x.shape.as_list()[1:3], dy.shape.as_list()[1:3], [height, width])
+    windows = _windows(op, x.shape.as_list()[1:3], dy, [height, width])
     positions = windows.count[0] * windows.count[1]
 
     if height == width == 1:
@@ -116,8 +117,8 @@ def kernel_gradient(
     return tf.transpose(total, [1, 2, 0, 3])
 
 
-def _windows(op: tf.Operation, size: list[int], dy: tf.Tensor, kernel: tf.Tensor) -> Windows:
-    return Windows(op, size, dy.shape.as_list()[1:3], kernel.shape.as_list()[:2])
+def _windows(op: tf.Operation, size: list[int], dy: tf.Tensor, kernel: list[int]) -> Windows:
+    return Windows(op, size, dy.shape.as_list()[1:3], kernel)
 
 
 def _between(windows: Windows, dy: tf.Tensor) -> tf.Tensor:
@@ -125,32 +126,21 @@ def _between(windows: Windows, dy: tf.Tensor) -> tf.Tensor:
     for axis, step in enumerate(windows.stride):
         if step > 1:
             dy = _insert_zeros(dy, axis + 1, step)
-    paddings = [[0, 0]]
-    slices = [slice(None)]
-    for k in (0, 1):
-        window = (windows.kernel[k] - 1) * windows.dilation[k]
-        before = window - windows.before[k]
-        after = windows.size[k] + window - before - dy.shape[k + 1]
-        paddings.append([max(before, 0), max(after, 0)])
-        start = max(-before, 0)
-        slices.append(slice(start, start + windows.size[k] + window))
-    padded = tf.pad(dy, [*paddings, [0, 0]])
-    wanted = [s.stop - s.start for s in slices[1:]]
-    return padded if padded.shape[1:3] == wanted else padded[tuple(slices)]
+    around = [(windows.kernel[k] - 1) * windows.dilation[k] for k in (0, 1)]
+    return fit(
+        dy,
+        [windows.before[k] - around[k] for k in (0, 1)],
+        [windows.size[k] + around[k] for k in (0, 1)],
+    )
 
 
 def _insert_zeros(x: tf.Tensor, axis: int, step: int) -> tf.Tensor:
     """`step - 1` zeros between neighbours along an axis."""
     shape = x.shape.as_list()
     outer, length, inner = shape[:axis], shape[axis], shape[axis + 1 :]
-    size = 1
-    for n in inner:
-        size *= n
-    rows = 1
-    for n in outer:
-        rows *= n
     # Of three dimensions, since TensorFlow Lite pads five at most.
-    apart = tf.pad(tf.reshape(x, [rows * length, 1, size]), [[0, 0], [0, step - 1], [0, 0]])
+    flat = tf.reshape(x, [math.prod(outer) * length, 1, math.prod(inner)])
+    apart = tf.pad(flat, [[0, 0], [0, step - 1], [0, 0]])
     return tf.reshape(apart, [*outer, length * step, *inner])
 
 
@@ -161,7 +151,7 @@ def depthwise_input_gradient(
     """As `input_gradient`, channel by channel."""
     _, height, width, _ = (int(n) for n in tf.get_static_value(x_shape))
     _single_multiplier(kernel.shape[3])
-    windows = _windows(op, [height, width], dy, kernel)
+    windows = _windows(op, [height, width], dy, kernel.shape.as_list()[:2])
     _undilated(windows)
     return _depthwise(_between(windows, dy), tf.reverse(kernel, [0, 1]), [1, 1])
 
@@ -174,7 +164,7 @@ def depthwise_kernel_gradient(
     height, width, channels, multiplier = (int(n) for n in tf.get_static_value(kernel_shape))
     _single_multiplier(multiplier)
     batch = x.shape[0]
-    windows = Windows(op, x.shape.as_list()[1:3], dy.shape.as_list()[1:3], [height, width])
+    windows = _windows(op, x.shape.as_list()[1:3], dy, [height, width])
     _undilated(windows)
     padded = windows.pad(x)
     image = tf.reshape(

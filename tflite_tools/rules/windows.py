@@ -45,14 +45,7 @@ class Windows:
 
     def pad(self, x: tf.Tensor, value: float = 0.0) -> tf.Tensor:
         """The images, padded and cut to what the windows reach."""
-        paddings, slices = [[0, 0]], [slice(None)]
-        for k in (0, 1):
-            after = self.reach(k) - self.size[k] - self.before[k]
-            paddings.append([self.before[k], max(after, 0)])
-            slices.append(slice(0, self.reach(k)))
-        if np.any(paddings):
-            x = tf.pad(x, [*paddings, [0, 0]], constant_values=value)
-        return x if x.shape[1:3] == [self.reach(0), self.reach(1)] else x[tuple(slices)]
+        return fit(x, [-n for n in self.before], [self.reach(0), self.reach(1)], value)
 
     def tap(self, padded: tf.Tensor, i: int, j: int) -> tf.Tensor:
         """What the windows have at their row `i` and column `j`."""
@@ -91,19 +84,20 @@ class Windows:
         some = next(iter(phases.values()))
         zeros = tf.zeros(some.shape, some.dtype)
         every = [phases.get((i, j), zeros) for i in range(rows) for j in range(columns)]
-        return self._crop(_interleave(every, rows, columns))
+        # Of the padded images, the images.
+        return fit(_interleave(every, rows, columns), self.before, self.size)
 
-    def _crop(self, spread: tf.Tensor) -> tf.Tensor:
-        """Of the padded images, the images."""
-        paddings = [[0, 0]]
-        slices = [slice(None)]
-        for k in (0, 1):
-            missing = self.before[k] + self.size[k] - spread.shape[k + 1]
-            paddings.append([0, max(missing, 0)])
-            slices.append(slice(self.before[k], self.before[k] + self.size[k]))
-        if np.any(paddings):
-            spread = tf.pad(spread, [*paddings, [0, 0]])
-        return spread if spread.shape[1:3] == self.size else spread[tuple(slices)]
+
+def fit(x: tf.Tensor, start: list[int], size: list[int], value: float = 0.0) -> tf.Tensor:
+    """`size` rows and columns of images, from those at `start` on; `value` where there are none."""
+    paddings, slices = [[0, 0]], [slice(None)]
+    for k in (0, 1):
+        first = max(start[k], 0)
+        paddings.append([first - start[k], max(start[k] + size[k] - x.shape[k + 1], 0)])
+        slices.append(slice(first, first + size[k]))
+    if np.any(paddings):
+        x = tf.pad(x, [*paddings, [0, 0]], constant_values=value)
+    return x if x.shape[1:3] == size else x[tuple(slices)]
 
 
 def _interleave(phases: list[tf.Tensor], rows: int, columns: int) -> tf.Tensor:
