@@ -294,6 +294,19 @@ def test_an_unsupported_layer_is_named(tmp_path):
     assert not list(tmp_path.iterdir())
 
 
+def test_an_operation_the_converter_does_not_know_is_named(tmp_path):
+    class Odd(layers.Layer):
+        def call(self, x):
+            return tf.math.lgamma(x)
+
+    model = keras.Sequential([keras.Input((4,)), layers.Dense(2), Odd(name="odd")])
+    with pytest.raises(tflite_tools.UnsupportedError, match=r"odd.*gamma"):
+        tflite_tools.export(
+            model, tmp_path / "no.tflite", loss="mse", optimizer="sgd", batch_size=BATCH
+        )
+    assert not list(tmp_path.iterdir())
+
+
 def test_nothing_is_overwritten(tmp_path):
     path = tmp_path / "there.tflite"
     path.write_bytes(b"mine")

@@ -156,9 +156,18 @@ def test_links_lead_somewhere(document):
     assert not [target for target in targets if not (base / target).exists()]
 
 
-@pytest.mark.parametrize("heading", ["A new layer", "A new codec", "A new backward rule"])
-def test_snippets_of_the_architecture_page_run(heading):
-    section = read("docs/architecture.md").split(f"### {heading}\n")[1].split("\n### ")[0]
+@pytest.mark.parametrize(
+    ("document", "heading"),
+    [
+        ("architecture", "A new layer"),
+        ("architecture", "A new codec"),
+        ("architecture", "A new backward rule"),
+        ("on-device", "A new rule"),
+    ],
+)
+def test_snippets_of_the_documents_run(document, heading):
+    section = read(f"docs/{document}.md").split(f"### {heading}\n")[1]
+    section = re.split(r"\n##", section)[0]
     (code,) = re.findall(r"```python\n(.*?)```", section, re.S)
     # In a process of its own: a registered layer or codec stays registered.
     result = subprocess.run(

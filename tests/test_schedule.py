@@ -178,3 +178,65 @@ def test_state_keeps_its_order(trainable):
                 touched = {name, graph.names[j]}
                 if "CALL_ONCE" in touched and touched & {"READ_VARIABLE", "ASSIGN_VARIABLE"}:
                     assert position[j] < position[i]
+
+
+def test_reads_and_writes_of_a_variable_keep_their_order(trainable, tmp_path):
+    """Seen in the files, not by what the scheduler takes for the order."""
+    scheduled = tmp_path / "scheduled.tflite"
+    tflite_tools.schedule(trainable, scheduled)
+    before, after = (state_by_variable(path) for path in (trainable, scheduled))
+    assert any("ASSIGN_VARIABLE" in uses for uses in before.values())
+    assert before == after
+
+
+def state_by_variable(path):
+    model = flatbuffer.read(path)
+    uses = {}
+    for number in range(len(model.subgraphs)):
+        graph = Graph(model, number)
+        for name, inputs in zip(graph.names, graph.inputs, strict=True):
+            if name in ("READ_VARIABLE", "ASSIGN_VARIABLE"):
+                handle = model.subgraphs[number].operators[graph.maker[inputs[0]]].builtinOptions
+                uses.setdefault((number, handle.sharedName), []).append(name)
+    return uses
+
+
+def test_delegates_are_told_to_keep_the_order(tmp_path):
+    """By the metadata TensorFlow Lite reads: version 1, one subgraph, two edges: 0 to 1, 1 to 2."""
+    source, scheduled = tmp_path / "chain.tflite", tmp_path / "scheduled.tflite"
+    flatbuffer.write(a_model([([0], 1), ([1], 2), ([2], 3)], [1, 1, 1, 1]), source)
+    for _ in range(2):  # scheduled again, there is still one list
+        tflite_tools.schedule(source, scheduled, overwrite=True)
+        model = flatbuffer.read(scheduled)
+        (metadata,) = model.metadata
+        assert metadata.name == b"model_control_dependencies"
+        assert bytes(model.buffers[metadata.buffer].data) == bytes([1, 1, 2, 0, 2, 2, 4])
+        source = scheduled
+
+
+def test_an_assignment_stays_between_the_reads_around_it(tmp_path):
+    """Where no tensor leads from one to the next."""
+
+    class Swap(tf.Module):
+        def __init__(self):
+            self.value = tf.Variable(tf.zeros([4]))
+
+        @tf.function(input_signature=[tf.TensorSpec((4,))])
+        def swap(self, x):
+            old = self.value.read_value()
+            self.value.assign(x)
+            return {"old": tf.identity(old), "new": self.value.read_value() * 2.0}
+
+    swap = Swap()
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [swap.swap.get_concrete_function()], swap
+    )
+    converter.experimental_enable_resource_variables = True
+    path = tmp_path / "swap.tflite"
+    path.write_bytes(converter.convert())
+    graph = Graph(flatbuffer.read(path))
+    uses = [i for i, name in enumerate(graph.names) if name in ("READ_VARIABLE", "ASSIGN_VARIABLE")]
+    first, assignment, second = uses
+    assert graph.names[assignment] == "ASSIGN_VARIABLE"
+    assert first in graph.before[assignment]
+    assert assignment in graph.before[second]
