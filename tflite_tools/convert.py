@@ -17,6 +17,7 @@ def convert(
     signatures: Mapping[str, Signature],
     variables: Sequence[tf.Variable],
     ignored: Sequence[tf.Variable] = (),
+    microbatches: int = 1,
 ) -> bytes:
     """The content of a `.tflite` with a signature for each function.
 
@@ -24,13 +25,17 @@ def convert(
         signatures: The functions, by the name of their signature.
         variables: What they read and assign; their values now are those in the file.
         ignored: Variables that are not to be in it.
+        microbatches: Into how many parts to divide the batches.
 
     Raises:
         UnsupportedError: Naming the layer, if an operation has no builtin counterpart.
     """
     module = tf.Module()
     module.variables_of_the_file = list(variables)
-    functions = {name: lower(s.fn, s.specs, ignored) for name, s in signatures.items()}
+    functions = {
+        name: lower(s.fn, s.specs, ignored, s.batched, microbatches)
+        for name, s in signatures.items()
+    }
     with tempfile.TemporaryDirectory() as folder:
         tf.saved_model.save(module, folder, signatures=functions)
         converter = tf.lite.TFLiteConverter.from_saved_model(folder, signature_keys=list(functions))

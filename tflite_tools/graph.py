@@ -9,6 +9,8 @@ from ai_edge_litert import schema_py_generated as schema
 
 from tflite_tools import flatbuffer as fb
 
+# Their outputs are not in the interpreter's arena, and never let go of.
+_KEPT = {"READ_VARIABLE"}
 _VARIABLES = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}
 _TABLES = {"HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"}
 _RANDOM = {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
@@ -38,6 +40,7 @@ class Graph:
         outputs: The tensors each makes.
         sizes: The bytes of each tensor that the interpreter has to find room for: none for
             constants, which are in the file, and for handles of variables.
+        stays: The tensors that stay until the end once they are there.
         scratch: The bytes each operator takes for itself while it runs.
         before: The operators that must run before each: it reads what they make, or both touch
             the same state and change it.
@@ -61,6 +64,12 @@ class Graph:
         self.maker = {t: i for i, made in enumerate(self.outputs) for t in made}
         self.scratch = [_scratch(model, subgraph, op, self.sizes) for op in ops]
         self.before = self._before(ops)
+        read = {t for inputs in self.inputs for t in inputs}
+        self.stays = {
+            *self.given,
+            *self.results,
+            *(t for t, i in self.maker.items() if t not in read or self.names[i] in _KEPT),
+        }
 
     def __len__(self) -> int:
         """How many operators."""
@@ -69,11 +78,12 @@ class Graph:
     def held(self, order: Sequence[int]) -> Iterator[int]:
         """Live bytes while each operator of `order` runs.
 
-        Of the interpreter's memory planner: inputs and results stay, anything else is there
-        from the operator that makes it to the last that reads it.
+        Of the interpreter's memory planner: inputs and results stay, and so does what is read of
+        variables, and what nothing reads; anything else is there from the operator that makes it to
+        the last that reads it.
         """
         last = {t: i for i in order for t in (*self.inputs[i], *self.outputs[i])}
-        stays = {*self.given, *self.results}
+        stays = self.stays
         live = sum(self.sizes[t] for t in set(self.given))
         for i in order:
             live += sum(self.sizes[t] for t in self.outputs[i])

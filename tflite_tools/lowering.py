@@ -13,9 +13,10 @@ from collections.abc import Callable, Sequence
 import tensorflow as tf
 
 from tflite_tools.errors import UnsupportedError, layer_of
+from tflite_tools.microbatches import Batched, Microbatches, Value, whole
 from tflite_tools.rules import find, random
+from tflite_tools.variables import ASSIGNMENTS, Variables
 
-_ASSIGNMENTS = {"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"}
 # What a trace holds for tapes and debuggers only.
 _IDLE = {"NoOp", "Placeholder", "Assert"}
 
@@ -24,6 +25,8 @@ def lower(
     fn: Callable[..., dict[str, tf.Tensor]],
     specs: Sequence[tf.TensorSpec],
     ignored: Sequence[tf.Variable] = (),
+    batched: int = 0,
+    microbatches: int = 1,
 ) -> tf.types.experimental.PolymorphicFunction:
     """`fn` as a `tf.function` of operations that the converter takes, of fixed shapes.
 
@@ -31,6 +34,8 @@ def lower(
         fn: A function of tensors, which may read and assign variables; returns a dict.
         specs: Name, shape and dtype of each argument; every size known.
         ignored: Variables whose changes are not to be part of it.
+        batched: How many of the first arguments have a sample a row.
+        microbatches: Into how many of them to divide these.
 
     Raises:
         UnsupportedError: Naming the layer, if there is no way to say an operation.
@@ -40,16 +45,30 @@ def lower(
     dropped = {id(v.handle) for v in ignored}
     results = traced.structured_outputs
 
+    operations = _needed(traced.graph, list(results.values()), handles, dropped)
+    with_rows = {id(x) for x in traced.inputs[:batched]}
+    division = Microbatches(microbatches, operations, with_rows)
+
     def lowered(*arguments: tf.Tensor) -> dict[str, tf.Tensor]:
-        values = {id(x): argument for x, argument in zip(traced.inputs, arguments, strict=False)}
-        values |= handles
-        for op in _needed(traced.graph, list(results.values()), handles, dropped):
+        values: dict[int, Value] = dict(handles)
+        variables = Variables()
+
+        def emit(
+            op: tf.Operation, inputs: Sequence[tf.Tensor | None]
+        ) -> Sequence[tf.Tensor | None]:
+            outputs = variables.emit(op, inputs)
+            return _emit(op, inputs) if outputs is None else outputs
+
+        for x, argument in zip(traced.inputs, arguments, strict=False):
+            values[id(x)] = Batched(argument) if id(x) in with_rows else argument
+        for op in operations:
             inputs = [values.get(id(x)) for x in op.inputs]
-            for x, value in zip(op.outputs, _emit(op, inputs), strict=True):
-                if value is not None and value.dtype != tf.resource:
+            for x, value in zip(op.outputs, division.emit(op, inputs, emit), strict=True):
+                if tf.is_tensor(value) and value.dtype != tf.resource:
                     value.set_shape(x.shape)  # which the trace may know better
                 values[id(x)] = value
-        return {name: values[id(x)] for name, x in results.items()}
+        variables.write()
+        return {name: whole(values[id(x)]) for name, x in results.items()}
 
     return tf.function(lowered, input_signature=specs, autograph=False)
 
@@ -60,7 +79,7 @@ def _needed(
     """The operations that results or variables depend on, in the order they were written."""
 
     def counts(op: tf.Operation) -> bool:
-        return op.type in _ASSIGNMENTS and id(handles.get(id(op.inputs[0]))) not in dropped
+        return op.type in ASSIGNMENTS and id(handles.get(id(op.inputs[0]))) not in dropped
 
     todo = [x.op for x in results] + [op for op in graph.get_operations() if counts(op)]
     seen: set[tf.Operation] = set()

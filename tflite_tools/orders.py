@@ -20,9 +20,30 @@ _ROUNDS = 4
 def lowest(graph: Graph) -> list[int]:
     """The best order found: lowest peak, then fewest bytes held over time. Never a worse one."""
     original = list(range(len(graph)))
-    candidates = [original, greedy(graph), on_demand(graph, original, _makes_weights(graph))]
+    candidates = [
+        original,
+        greedy(graph),
+        on_demand(graph, original, _makes_weights(graph)),
+        part_by_part(graph),
+    ]
     # Of equals the first, which comes of the original.
-    return min((_settled(graph, order) for order in candidates), key=itemgetter(0))[1]
+    best = min((_settled(graph, order) for order in candidates), key=itemgetter(0))[1]
+    return reads_first(graph, best)
+
+
+def reads_first(graph: Graph, order: Sequence[int]) -> list[int]:
+    """`order`, but what has an output of unknown shape before all else, where that can be.
+
+    The interpreter plans its memory from one such operation to the next, and cannot move later
+    what it has placed. The outputs of these are its own, and stay.
+    """
+    first = set()
+    for i in range(len(graph)):
+        if graph.names[i] in ("VAR_HANDLE", "CALL_ONCE", "READ_VARIABLE") and (
+            graph.before[i] <= first
+        ):
+            first.add(i)
+    return [i for i in order if i in first] + [i for i in order if i not in first]
 
 
 def _settled(graph: Graph, order: list[int]) -> tuple[tuple[int, int], list[int]]:
@@ -64,6 +85,23 @@ def on_demand(graph: Graph, order: Sequence[int], anchors: Iterable[int]) -> lis
     for i in [*(i for i in order if i in wanted), *order]:
         _emit_needed(emission, i, position)
     return emission.order
+
+
+def part_by_part(graph: Graph) -> list[int]:
+    """What needs the first parts of tensors that are split, then what needs the next, and so on.
+
+    A step in microbatches trains one before it begins another.
+    """
+    part = [0] * len(graph)
+    for i in range(len(graph)):  # the file's order is one in which everything comes after its needs
+        part[i] = max((part[j] for j in graph.before[i]), default=0)
+        for t in graph.inputs[i]:
+            maker = graph.maker.get(t)
+            if maker is not None and graph.names[maker] == "SPLIT":
+                part[i] = max(part[i], graph.outputs[maker].index(t))
+    handed_on = {j for i, before in enumerate(graph.before) for j in before if part[j] < part[i]}
+    order = sorted(range(len(graph)), key=lambda i: (part[i], i))
+    return on_demand(graph, order, handed_on.union(_makes_weights(graph)))
 
 
 def settle(graph: Graph, order: Sequence[int], eager: bool) -> list[int]:
@@ -160,7 +198,7 @@ class _Emission:
         for read in graph.inputs:
             for t in set(read):
                 self._readers[t] = self._readers.get(t, 0) + 1
-        stays = {*graph.given, *graph.results}
+        stays = graph.stays
         self._freed_last = [
             [t for t in set(read) if t in graph.maker and t not in stays] for read in graph.inputs
         ]

@@ -21,10 +21,12 @@ class Signature:
     Attributes:
         fn: The function.
         specs: Its arguments; their names are those of the signature.
+        batched: How many of them, the first, have a sample a row.
     """
 
     fn: Function
     specs: list[tf.TensorSpec]
+    batched: int = 0
 
 
 class Training:
@@ -85,9 +87,9 @@ class Training:
         rate = tf.TensorSpec([], tf.float32, "learning_rate")
         data = [*self.inputs, self.target, *self.weights]
         return {
-            "train": Signature(self._train, [*data, rate]),
-            "infer": Signature(self._infer, list(self.inputs)),
-            "evaluate": Signature(self._evaluate, data),
+            "train": Signature(self._train, [*data, rate], len(data)),
+            "infer": Signature(self._infer, list(self.inputs), len(self.inputs)),
+            "evaluate": Signature(self._evaluate, data, len(data)),
         }
 
     def _train(self, *arguments: tf.Tensor) -> dict[str, tf.Tensor]:

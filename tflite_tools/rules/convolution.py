@@ -42,7 +42,7 @@ def _patches(count: list[int], kernel: tf.Tensor, batch: int) -> int:
 @register("Conv2D")
 def convolution(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """As it is, by sample where that takes less room."""
-    batch, *count, _ = static_shape(op.outputs[0])
+    _, *count, _ = static_shape(op.outputs[0])
     options = {name: attribute(op, name) for name in ("strides", "padding", "dilations")}
     if options["padding"] == "EXPLICIT":
         pairs = list(attribute(op, "explicit_paddings"))
@@ -57,7 +57,7 @@ def convolution(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
             dilations=options["dilations"],
         )
 
-    return _joined(_by_sample(convolve, _patches(count, kernel, batch), x))
+    return _joined(_by_sample(convolve, _patches(count, kernel, x.shape[0]), x))
 
 
 @register("Conv2DBackpropInput")
@@ -65,7 +65,7 @@ def input_gradient(
     op: tf.Operation, x_shape: tf.Tensor, kernel: tf.Tensor, dy: tf.Tensor
 ) -> tf.Tensor:
     """A convolution with the kernel turned round; zeros between the gradients where it strides."""
-    batch, height, width, channels = (int(n) for n in tf.get_static_value(x_shape))
+    _, height, width, channels = (int(n) for n in tf.get_static_value(x_shape))
     if kernel.shape[2] != channels:
         raise NotImplementedError("a convolution in groups")
     windows = _windows(op, [height, width], dy, kernel.shape.as_list()[:2])
@@ -79,7 +79,7 @@ def input_gradient(
         # Few multiplications, and none with zeros in between.
         flat = tf.nn.conv2d(dy, turned, 1, "VALID")
         return windows.spread(lambda i, j: flat)
-    return _joined(_by_sample(convolve, _patches([height, width], turned, batch), dy))
+    return _joined(_by_sample(convolve, _patches([height, width], turned, dy.shape[0]), dy))
 
 
 @register("Conv2DBackpropFilter")
