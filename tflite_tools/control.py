@@ -1,4 +1,4 @@
-"""The file metadata that makes an order survive delegates.
+"""What keeps delegates from undoing an order.
 
 A delegate (XNNPACK, on by default) gathers its operators into as few partitions as it can, and so
 pulls ahead what is ready, whatever the order in the file. TensorFlow Lite's graph partitioning
@@ -15,6 +15,7 @@ from tflite_tools import flatbuffer as fb
 
 _NAME = "model_control_dependencies"
 _VERSION = 1
+_NO_DELEGATE = "VALIDATION:"
 
 
 def chain(model: schema.ModelT) -> None:
@@ -30,6 +31,17 @@ def chain(model: schema.ModelT) -> None:
         for i in range(waits):
             content += _signed(i) + _signed(i + 1)
     fb.set_metadata(model, _NAME, bytes(content))
+
+
+def keep_from_delegates(subgraph: schema.SubGraphT) -> None:
+    """Let the interpreter run a subgraph by its own kernels.
+
+    By its name: the interpreter gives no delegate what has the prefix of its validation subgraphs
+    (tensorflow/lite/interpreter.cc, ModifyGraphWithDelegateImpl).
+    """
+    name = fb.text(subgraph.name)
+    if not name.startswith(_NO_DELEGATE):
+        subgraph.name = f"{_NO_DELEGATE}{name}".encode()
 
 
 def _unsigned(value: int) -> bytes:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import numpy as np
 from ai_edge_litert import schema_py_generated as schema
@@ -63,17 +63,19 @@ class _Rebuilt:
 
 
 class Rebuilding:
-    """The operators of a graph in an order, and what is made again before each of them.
+    """The operators of a graph, and what is made again before each of them.
 
     Args:
-        graph: The graph.
-        order: An order of it.
+        graph: The graph; its operators stay in order.
     """
 
-    def __init__(self, graph: Graph, order: Sequence[int]) -> None:
+    def __init__(self, graph: Graph) -> None:
         self.graph = graph
-        self.steps = [_Step(i, list(graph.inputs[i]), list(graph.outputs[i])) for i in order]
-        self.before: list[list[_Step]] = [[] for _ in order]
+        self.steps = [
+            _Step(i, list(inputs), list(outputs))
+            for i, (inputs, outputs) in enumerate(zip(graph.inputs, graph.outputs, strict=True))
+        ]
+        self.before: list[list[_Step]] = [[] for _ in self.steps]
         self.sizes = list(graph.sizes)
         #: Of each tensor made again, which it is.
         self.original: dict[int, int] = {}
@@ -86,8 +88,8 @@ class Rebuilding:
                 self._made[t] = k
             for t in set(step.inputs):
                 self._used.setdefault(t, []).append(k)
-        self._live = np.array(list(graph.held(order)), np.int64)
-        self._extra = np.zeros(len(order), np.int64)
+        self._live = np.array(list(graph.held(range(len(graph)))), np.int64)
+        self._extra = np.zeros(len(graph), np.int64)
 
     def lower(self, seconds: float) -> float:
         """Rebuild what lowers the peak, for at most so many seconds; returns those it takes."""
@@ -181,26 +183,32 @@ class Rebuilding:
     def _fits(self, found: _Rebuilt, peak: int) -> bool:
         """Whether no other moment becomes as high as the peak is."""
         change, first = self._changes(found)
-        moments = (self._live + self._extra)[first : found.at] + change
+        moments_at = self._live + self._extra
+        moments = moments_at[first : found.at] + change
         if len(moments) and moments.max(initial=0, where=change > 0) >= peak:
             return False
-        step = self.steps[found.at]
-        own = sum(self.sizes[t] for t in step.outputs) + self.graph.scratch[step.source]
-        others = {t for s in self.before[found.at] for t in s.outputs if self._stays_in(t, found.at)}
-        live = int(self._live[found.at]) - own - sum(self.sizes[t] for t in others)
-        live += sum(self.sizes[t] for t in found.longer if self._last(t) < found.at)
-        live -= self.sizes[found.tensor]
+        longer = self._kept_longer(found)
+        live = int(self._live[found.at]) - self._own(found.at) + longer - self.sizes[found.tensor]
         for i in found.steps:
             live += sum(self.sizes[t] for t in self.graph.outputs[i])
             if live + self.graph.scratch[i] >= peak:
                 return False
-        # What is made again before it already, with this one there.
-        return int(self._live[found.at] + self._extra[found.at]) + sum(
-            self.sizes[t] for t in found.longer if self._last(t) < found.at
-        ) < peak
+        return int(moments_at[found.at]) + longer < peak
 
-    def _stays_in(self, tensor: int, at: int) -> bool:
-        return self._made.get(tensor) == at
+    def _kept_longer(self, found: _Rebuilt) -> int:
+        """The bytes of what would be gone when it is made again, and now is not."""
+        return sum(self.sizes[t] for t in found.longer if self._last(t) < found.at)
+
+    def _own(self, at: int) -> int:
+        """The bytes an operator adds: its outputs, its scratch, and what is made again for it."""
+        step = self.steps[at]
+        again = sum(self.sizes[t] for t in self._again(at))
+        return sum(self.sizes[t] for t in step.outputs) + self.graph.scratch[step.source] + again
+
+    def _again(self, at: int) -> set[int]:
+        """What is made again before an operator, and is still there when that runs."""
+        made = {t for step in self.before[at] for t in step.outputs}
+        return {t for t in made if self._made.get(t) == at}
 
     def _changes(self, found: _Rebuilt) -> tuple[np.ndarray, int]:
         """What changes before the position it is made again at, and from where on."""
@@ -219,9 +227,7 @@ class Rebuilding:
     def _apply(self, found: _Rebuilt) -> None:
         change, first = self._changes(found)
         self._live[first : found.at] += change
-        self._live[found.at] += sum(
-            self.sizes[t] for t in found.longer if self._last(t) < found.at
-        )
+        self._live[found.at] += self._kept_longer(found)
         again: dict[int, int] = {}
         new = []
         for i in found.steps:
@@ -254,13 +260,9 @@ class Rebuilding:
 
     def _most_before(self, at: int) -> int:
         """By how much the highest moment before an operator exceeds the operator's own."""
-        step = self.steps[at]
-        own = sum(self.sizes[t] for t in step.outputs) + self.graph.scratch[step.source]
-        steps = self.before[at]
-        stay = {t for s in steps for t in s.outputs if self._made.get(t) == at}
-        live = -own - sum(self.sizes[t] for t in stay)
+        steps, live = self.before[at], -self._own(at)
         last = {t: k for k, s in enumerate(steps) for t in (*s.inputs, *s.outputs)}
-        inner = {t for s in steps for t in s.outputs} - stay
+        inner = {t for s in steps for t in s.outputs} - self._again(at)
         most = 0
         for k, s in enumerate(steps):
             live += sum(self.sizes[t] for t in s.outputs)
@@ -269,18 +271,19 @@ class Rebuilding:
         return most
 
 
-def rebuild(model: schema.ModelT, number: int, order: Sequence[int], time_budget: float) -> None:
-    """Give a subgraph the order and what is made again in it.
+def rebuild(model: schema.ModelT, number: int, time_budget: float) -> None:
+    """Lower the peak of a subgraph in the order it has, by what is made again.
 
     Args:
         model: The model, which is changed.
         number: Of the subgraph.
-        order: Of its operators.
         time_budget: The seconds it may take, by `cost`, as a ratio to those it takes now.
     """
     graph = Graph(model, number)
-    rebuilding = Rebuilding(graph, order)
+    rebuilding = Rebuilding(graph)
     rebuilding.lower((time_budget - 1) * sum(rebuilding.seconds))
+    if not rebuilding.original:
+        return
     subgraph = model.subgraphs[number]
     operators, tensors = subgraph.operators, list(subgraph.tensors)
     known = len(tensors)

@@ -21,7 +21,7 @@ class Signature:
     Attributes:
         fn: The function.
         specs: Its arguments; their names are those of the signature.
-        batched: How many of them, the first, have a sample a row.
+        batched: How many of them, the first, have a sample a row and may be taken apart.
     """
 
     fn: Function
@@ -88,8 +88,8 @@ class Training:
         data = [*self.inputs, self.target, *self.weights]
         return {
             "train": Signature(self._train, [*data, rate], len(data)),
-            "infer": Signature(self._infer, list(self.inputs), len(self.inputs)),
-            "evaluate": Signature(self._evaluate, data, len(data)),
+            "infer": Signature(self._infer, list(self.inputs)),
+            "evaluate": Signature(self._evaluate, data),
         }
 
     def _train(self, *arguments: tf.Tensor) -> dict[str, tf.Tensor]:

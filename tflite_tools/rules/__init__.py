@@ -10,6 +10,7 @@ from tflite_tools.rules import (
     convolution,
     elementwise,
     loss,
+    matrices,
     pooling,
     random,
 )
@@ -23,6 +24,7 @@ __all__ = [
     "elementwise",
     "find",
     "loss",
+    "matrices",
     "pooling",
     "random",
     "register",

@@ -20,7 +20,8 @@ def relu(op: tf.Operation, dy: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
 @register("Relu6Grad")
 def relu6(op: tf.Operation, dy: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
     """1 where the output is between its limits."""
-    return dy * _where(tf.logical_and(y > 0, y < 6), dy)
+    # One comparison: of an output, which is from 0 to 6, none of the factors is negative.
+    return dy * _where(y * (6 - y) > 0, dy)
 
 
 @register("LeakyReluGrad")

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import tensorflow as tf
 
+from tflite_tools.rules.matrices import product_over_rows
 from tflite_tools.rules.registry import attribute, register, static_shape
 from tflite_tools.rules.windows import Windows, fit
 
@@ -97,7 +98,7 @@ def kernel_gradient(
     if height == width == 1:
         rows = tf.reshape(windows.tap(windows.pad(x), 0, 0), [batch * positions, channels])
         dy = tf.reshape(dy, [batch * positions, filters])
-        return tf.reshape(tf.matmul(rows, dy, transpose_a=True), [1, 1, channels, filters])
+        return tf.reshape(product_over_rows(rows, dy), [1, 1, channels, filters])
 
     def convolve(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         images = tf.transpose(windows.pad(x), [3, 1, 2, 0])
