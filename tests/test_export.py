@@ -10,7 +10,8 @@ from ai_edge_litert import interpreter as litert
 from keras import layers
 
 import tflite_tools
-from tflite_tools import flatbuffer, manifest
+from tflite_tools import exporting, flatbuffer, manifest
+from tflite_tools.graph import Graph
 
 BATCH, STEPS = 4, 20
 NOTHING = {"nothing": np.zeros(1, np.float32)}
@@ -65,7 +66,18 @@ def transformer():
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling1D()(x)))
 
 
+def convolutions():
+    return keras.Sequential(
+        [
+            keras.Input((16, 16, 3)),
+            *[layers.Conv2D(8, 3, padding="same", activation="relu") for _ in range(3)],
+            layers.Conv2D(3, 3, padding="same", activation="tanh"),
+        ]
+    )
+
+
 MODELS = {
+    "convolutions": (convolutions, keras.losses.MeanSquaredError()),
     "lenet": (lenet, CROSS_ENTROPY),
     "residual": (residual, CROSS_ENTROPY),
     "autoencoder": (autoencoder, keras.losses.MeanSquaredError()),
@@ -121,6 +133,8 @@ def fresh(name):
 @pytest.mark.parametrize(
     ("name", "optimizer"),
     [
+        ("convolutions", "momentum"),
+        ("convolutions", "adam"),
         ("lenet", "sgd"),
         ("lenet", "adamw"),
         ("lenet", "rmsprop"),
@@ -131,13 +145,15 @@ def fresh(name):
         ("transformer", "momentum"),
     ],
 )
-def test_trains_as_keras(name, optimizer, tmp_path):
+def test_trains_as_keras(name, optimizer, tmp_path, monkeypatch):
     """Within what rounding makes of it.
 
     How far rounding carries is measured: by the same training in Keras from weights that differ
     by one unit in the last place. Each step of the device rounds anew, in another order, so
     that it may go as far in each of them.
     """
+    if name == "convolutions":
+        monkeypatch.setattr(exporting, "_OPERATOR", 0)  # that samples are trained one by one
     model, loss = fresh(name)
     path = tmp_path / "model.tflite"
     tflite_tools.export(model, path, loss=loss, optimizer=OPTIMIZERS[optimizer](), batch_size=BATCH)
@@ -160,7 +176,7 @@ def test_trains_as_keras(name, optimizer, tmp_path):
 
 
 def in_order(path, weights):
-    names = [v["name"] for v in manifest.of(flatbuffer.read(path))["variables"]]
+    names = [v["name"] for v in manifest.of(path)["variables"]]
     return [(name, weights[name]) for name in names]
 
 
@@ -336,3 +352,55 @@ def test_the_model_is_left_as_it_was(exported):
     assert not model.compiled
     assert all(v.shape == tuple(np.shape(v)) for v in model.variables)
     tf.debugging.assert_all_finite(model(data()["x"]), "")
+
+
+def test_variables_are_read_first_and_written_once(exported):
+    """An interpreter plans no memory beyond a read, and what it planned before stays."""
+    path = exported[1]
+    model = flatbuffer.read(path)
+    for number, subgraph in enumerate(model.subgraphs):
+        if not flatbuffer.text(subgraph.name).endswith("train"):
+            continue
+        graph = Graph(model, number)
+        first = ("CALL_ONCE", "VAR_HANDLE", "READ_VARIABLE")
+        kinds = [name in first for name in graph.names]
+        assert kinds == sorted(kinds, reverse=True)
+        assert 0 < graph.names.count("READ_VARIABLE") <= graph.names.count("VAR_HANDLE")
+        assert graph.names.count("ASSIGN_VARIABLE") <= graph.names.count("VAR_HANDLE")
+        return
+    pytest.fail("no train")
+
+
+def test_small_batches_are_taken_apart_where_that_takes_less(tmp_path, monkeypatch):
+    model, loss = fresh("convolutions")
+    path = tmp_path / "model.tflite"
+
+    def convolutions():
+        result = tflite_tools.export(
+            model, path, loss=loss, optimizer="sgd", batch_size=BATCH, overwrite=True
+        )
+        file = flatbuffer.read(path)
+        (number,) = [
+            k for k, s in enumerate(file.subgraphs) if flatbuffer.text(s.name).endswith("train")
+        ]
+        return Graph(file, number).names.count("CONV_2D"), result.scheduled["train"]
+
+    # Of a model as small as this one, operators take more than activations.
+    assert convolutions()[0] < BATCH * (4 + 4 + 3)
+    monkeypatch.setattr(exporting, "_OPERATOR", 0)
+    count, scheduled = convolutions()
+    # Each sample has convolutions of its own, forward and backward.
+    assert count >= BATCH * (4 + 4 + 3)
+    assert scheduled.after < scheduled.before / 2
+
+
+def test_a_time_budget_below_one_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="ratio from 1"):
+        tflite_tools.export(
+            lenet(),
+            tmp_path / "model.tflite",
+            loss=CROSS_ENTROPY,
+            optimizer="sgd",
+            batch_size=BATCH,
+            time_budget=0.5,
+        )

@@ -1,20 +1,42 @@
 """Training on the device: `.tflite` files that train, in little memory."""
 
-from tflite_tools.errors import UnsupportedError
-from tflite_tools.export import Exported, export
-from tflite_tools.flatbuffer import FileFormatError
-from tflite_tools.inspection import Inspected, inspect
-from tflite_tools.schedule import Scheduled, schedule
-from tflite_tools.trainer import Trainer
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+# By name, where it is. Imported when it is asked for: a board that only trains a file has room for
+# LiteRT, but not for TensorFlow beside it.
+_HOMES = {
+    "Exported": "exporting",
+    "FileFormatError": "flatbuffer",
+    "Inspected": "inspection",
+    "Measured": "measurement",
+    "Scheduled": "scheduling",
+    "Trainer": "trainer",
+    "UnsupportedError": "errors",
+    "export": "exporting",
+    "inspect": "inspection",
+    "measure": "measurement",
+    "schedule": "scheduling",
+}
 
 __all__ = [
     "Exported",
     "FileFormatError",
     "Inspected",
+    "Measured",
     "Scheduled",
     "Trainer",
     "UnsupportedError",
     "export",
     "inspect",
+    "measure",
     "schedule",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from bittrain_tf.analysis import plots
 from bittrain_tf.analysis.text import size_text, table, to_text
 from tflite_tools import inspection
-from tflite_tools.schedule import Scheduled, schedule
+from tflite_tools.scheduling import Scheduled, schedule
 
 _OK, _FAILED, _UNUSABLE = 0, 1, 2
 

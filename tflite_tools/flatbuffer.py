@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pathlib
 import struct
+from collections.abc import Iterator
 from typing import Any
 
 import flatbuffers
@@ -58,40 +60,75 @@ def read(path: str | os.PathLike[str]) -> schema.ModelT:
 
 def parse(content: bytes, path: str | os.PathLike[str]) -> schema.ModelT:
     """`read` of what is in memory; `path` is for the message of an error."""
+    with _reading(content, path):
+        _check(schema.Model.GetRootAs(content, 0))
+        return schema.ModelT.InitFromPackedBuf(content, 0)
+
+
+def metadata(path: str | os.PathLike[str], name: str) -> bytes | None:
+    """What a whole `.tflite` file has attached under `name`, without making objects of the rest.
+
+    Raises:
+        FileFormatError: As `read`.
+    """
+    path = pathlib.Path(path)
+    content = path.read_bytes()
+    with _reading(content, path):
+        model = schema.Model.GetRootAs(content, 0)
+        _check(model)
+        for i in range(model.MetadataLength()):
+            if text(model.Metadata(i).Name()) == name:
+                data = model.Buffers(model.Metadata(i).Buffer()).DataAsNumpy()
+                return b"" if isinstance(data, int) else data.tobytes()
+    return None
+
+
+@contextlib.contextmanager
+def _reading(content: bytes, path: str | os.PathLike[str]) -> Iterator[None]:
     if content[4:8] != _IDENTIFIER:
         raise FileFormatError(
             f"{path} is not a .tflite file: it has {content[4:8]!r} where {_IDENTIFIER!r} is "
             f"expected ({len(content)} bytes in all). Give a file that a converter wrote."
         )
     try:
-        model = schema.ModelT.InitFromPackedBuf(content, 0)
-        check(model)
+        yield
     except (struct.error, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
         raise FileFormatError(
             f"{path} ({len(content)} bytes) is truncated or corrupted: {error}. Export it "
             "again, or copy it again from where it was made."
         ) from error
-    return model
 
 
-def check(model: schema.ModelT) -> None:
-    """Raise ValueError if an index of the model leads nowhere."""
-    if not model.subgraphs:
+def _check(model: schema.Model) -> None:
+    """Raise ValueError if an index of the model leads nowhere, or data is missing."""
+    if not model.SubgraphsLength():
         raise ValueError("it has no subgraph")
-    buffers, codes = len(listed(model.buffers)), len(listed(model.operatorCodes))
-    for number, subgraph in enumerate(model.subgraphs):
-        tensors = len(listed(subgraph.tensors))
-        for tensor in listed(subgraph.tensors):
-            if not 0 <= tensor.buffer < max(buffers, 1):
-                raise ValueError(f"subgraph {number} refers to buffer {tensor.buffer} of {buffers}")
-        for op in listed(subgraph.operators):
-            if not 0 <= op.opcodeIndex < codes:
+    buffers, codes = model.BuffersLength(), model.OperatorCodesLength()
+    for i in range(buffers):
+        model.Buffers(i).DataAsNumpy()
+    for number in range(model.SubgraphsLength()):
+        subgraph = model.Subgraphs(number)
+        tensors = subgraph.TensorsLength()
+        for i in range(tensors):
+            tensor = subgraph.Tensors(i)
+            tensor.ShapeAsNumpy()
+            if not 0 <= tensor.Buffer() < max(buffers, 1):
                 raise ValueError(
-                    f"subgraph {number} refers to operator {op.opcodeIndex} of {codes}"
+                    f"subgraph {number} refers to buffer {tensor.Buffer()} of {buffers}"
                 )
-            for tensor in (*listed(op.inputs), *listed(op.outputs)):
-                if not -1 <= tensor < tensors:
-                    raise ValueError(f"subgraph {number} refers to tensor {tensor} of {tensors}")
+        for i in range(subgraph.OperatorsLength()):
+            op = subgraph.Operators(i)
+            if not 0 <= op.OpcodeIndex() < codes:
+                raise ValueError(
+                    f"subgraph {number} refers to operator {op.OpcodeIndex()} of {codes}"
+                )
+            for listed_tensors in (op.InputsAsNumpy(), op.OutputsAsNumpy()):
+                # Of what has none, the schema's answer is 0.
+                for tensor in () if isinstance(listed_tensors, int) else listed_tensors.tolist():
+                    if not -1 <= tensor < tensors:
+                        raise ValueError(
+                            f"subgraph {number} refers to tensor {tensor} of {tensors}"
+                        )
 
 
 def write(model: schema.ModelT, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 from ai_edge_litert import schema_py_generated as schema
@@ -20,19 +21,20 @@ def attach(model: schema.ModelT, manifest: dict[str, Any]) -> None:
     fb.set_metadata(model, _NAME, content)
 
 
-def of(model: schema.ModelT) -> dict[str, Any]:
-    """The manifest of a model that `tflite_tools.export` wrote.
+def of(path: str | os.PathLike[str]) -> dict[str, Any]:
+    """The manifest of a file that `tflite_tools.export` wrote.
 
     Raises:
+        FileFormatError: If it is not a whole `.tflite` file.
         ValueError: If it has none, or one of a later version.
     """
-    for metadata in fb.listed(model.metadata):
-        if fb.text(metadata.name) == _NAME:
-            content = json.loads(bytes(fb.listed(model.buffers[metadata.buffer].data)))
-            if content["version"] > VERSION:
-                raise ValueError(
-                    f"The file's manifest has version {content['version']}, and this is "
-                    f"tflite_tools for versions up to {VERSION}. Upgrade bittrain-tf."
-                )
-            return content
-    raise ValueError("The file has no training manifest: tflite_tools.export did not write it.")
+    content = fb.metadata(path, _NAME)
+    if content is None:
+        raise ValueError(f"{path} has no training manifest: tflite_tools.export did not write it.")
+    manifest = json.loads(content)
+    if manifest["version"] > VERSION:
+        raise ValueError(
+            f"The manifest of {path} has version {manifest['version']}, and this is tflite_tools "
+            f"for versions up to {VERSION}. Upgrade bittrain-tf."
+        )
+    return manifest

@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 # What they make depends on the shapes of their inputs only.
-_OF_SHAPES = {"Shape", "ShapeN", "Size"}
+_OF_SHAPES = {"Shape", "ShapeN", "Size", "Rank"}
 
 Emit = Callable[[tf.Operation, Sequence["tf.Tensor | None"]], Sequence["tf.Tensor | None"]]
 
@@ -303,13 +303,18 @@ def _squeeze(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
 
 @_divides("StridedSlice")
 def _strided_slice(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
-    masks = [op.get_attr(f"{name}_mask") for name in ("begin", "end")]
-    others = [op.get_attr(f"{name}_mask") for name in ("ellipsis", "new_axis", "shrink_axis")]
-    all_rows = all(mask & 1 for mask in masks) and not any(mask & 1 for mask in others)
     strides = tf.get_static_value(op.inputs[3])
-    if batched[0] and all_rows and strides is not None and strides[0] == 1:
-        return Division([True, False, False, False])
-    return None
+    masks = {
+        name: op.get_attr(f"{name}_mask") & 1
+        for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")
+    }
+    if not batched[0] or strides is None or masks["new_axis"] or masks["shrink_axis"]:
+        return None
+    if masks["ellipsis"]:  # `...` stands for the rows, if anything
+        all_rows = len(op.inputs[0].shape) >= len(strides)
+    else:
+        all_rows = masks["begin"] and masks["end"] and strides[0] == 1
+    return Division([True, False, False, False]) if all_rows else None
 
 
 @_divides("ConcatV2")
@@ -341,9 +346,12 @@ def _one_hot(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
 
 @_divides("GatherV2")
 def _gather(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
+    """Rows of a table, such as an embedding's, or something of each row."""
     axis = tf.get_static_value(op.inputs[2])
-    of_rows = axis is not None and int(axis) == 0 and op.get_attr("batch_dims") == 0
-    return Division([False, True, False]) if of_rows and list(batched[:2]) == [0, 1] else None
+    by_row = op.get_attr("batch_dims") > 0
+    if batched[1] and batched[0] == by_row and (by_row or (axis is not None and int(axis) == 0)):
+        return Division([by_row, True, False])
+    return None
 
 
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -43,7 +43,7 @@ class Trainer:
     ) -> None:
         path = pathlib.Path(path)
         # Looked through first: of a corrupted file the interpreter can die, and Python with it.
-        self.manifest = manifest.of(fb.read(path))
+        self.manifest = manifest.of(path)
         resolver = (
             OpResolverType.AUTO if delegate else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         )

@@ -11,6 +11,9 @@ import tensorflow as tf
 # As keras.random.SeedGenerator names its state.
 _RANDOM_STATE = "seed_generator_state"
 
+#: The converter takes no function without an argument; the device must give one.
+NOTHING = tf.TensorSpec([1], tf.float32, "nothing")
+
 Function = Callable[..., dict[str, tf.Tensor]]
 
 
@@ -159,8 +162,6 @@ def transfer(variables: dict[str, tf.Variable]) -> dict[str, Signature]:
     """
     initial = [v.numpy() for v in variables.values()]
     values = list(variables.values())
-    # The converter takes no function without an argument; the device must give one.
-    nothing = tf.TensorSpec([1], tf.float32, "nothing")
 
     def get(nothing: tf.Tensor) -> dict[str, tf.Tensor]:
         return {f"v{i}": tf.identity(v.read_value()) for i, v in enumerate(values)}
@@ -175,9 +176,9 @@ def transfer(variables: dict[str, tf.Variable]) -> dict[str, Signature]:
 
     specs = [tf.TensorSpec(v.shape, v.dtype, f"v{i}") for i, v in enumerate(values)]
     return {
-        "get_weights": Signature(get, [nothing]),
+        "get_weights": Signature(get, [NOTHING]),
         "set_weights": Signature(put, specs),
-        "reset": Signature(reset, [nothing]),
+        "reset": Signature(reset, [NOTHING]),
     }
 
 

@@ -8,18 +8,12 @@ has a process of its own, because an allocator that has grown once stays grown.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
-import os
-import pathlib
 import statistics
-import subprocess
-import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bittrain_tf.analysis import rss
+from bittrain_tf.analysis import children, rss
 from bittrain_tf.analysis.builder import check_name
 from bittrain_tf.analysis.plan import check_budgets
 from bittrain_tf.analysis.text import size_text, table, to_text
@@ -27,16 +21,6 @@ from bittrain_tf.codecs import get_codec
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-_MEMORY_ENVIRONMENT = {
-    # Two allocators keep what TensorFlow frees for themselves, and what was freed once would
-    # count as used ever after: glibc's, which raises the size from which it returns memory at
-    # once (fixing it stops that), and oneDNN's pool (the system's allocator instead). Both
-    # make steps slower, so time is measured without.
-    "MALLOC_MMAP_THRESHOLD_": "65536",
-    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
-}
-_STDERR_LINES = 20
 STAGES = 3  # child processes of one measurement
 
 
@@ -231,7 +215,13 @@ def measure(
     def run(what: str, task: str, compress: dict[str, Any] | None) -> dict[str, Any]:
         if progress is not None:
             progress(f"{model}: {what}")
-        return _run_child({**request, "task": task, "compress": compress}, timeout)
+        return children.run(
+            "bittrain_tf.analysis.child",
+            {**request, "task": task, "compress": compress},
+            what=f"measuring {task} of {model}",
+            for_memory=task == "memory",
+            timeout=timeout,
+        )
 
     memory = {
         "stock": run("memory, stock", "memory", None),
@@ -255,45 +245,6 @@ def measure(
         for clock in ("cpu", "wall")
     }
     return Measurement(model, batch_size, image_size, rounds, codec, **figures, **ratios)
-
-
-def _run_child(request: dict[str, Any], timeout: float) -> dict[str, Any]:
-    environment = {
-        **os.environ,
-        # What can be imported here can be imported there.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    for name, value in _MEMORY_ENVIRONMENT.items():
-        environment.pop(name, None)
-        if request["task"] == "memory":
-            environment[name] = value
-    with tempfile.TemporaryDirectory(prefix="bittrain-") as folder:
-        request_file = pathlib.Path(folder, "request.json")
-        result_file = pathlib.Path(folder, "result.json")
-        request_file.write_text(json.dumps({**request, "result": str(result_file)}))
-        what = f"The child process measuring {request['task']} of {request['model']}"
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "bittrain_tf.analysis.child", str(request_file)],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(
-                f"{what} took longer than {timeout:g} s; allow more with timeout=, or use a "
-                "smaller batch_size, image_size or rounds."
-            ) from None
-        if done.returncode or not result_file.exists():
-            tail = "\n".join(done.stderr.splitlines()[-_STDERR_LINES:])
-            killed = " (killed, likely for want of memory)" if done.returncode == -9 else ""
-            raise RuntimeError(f"{what} failed with exit code {done.returncode}{killed}:\n{tail}")
-        return json.loads(result_file.read_text())
 
 
 def _ratio(compressed: float, stock: float) -> float:

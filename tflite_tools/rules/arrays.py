@@ -110,6 +110,19 @@ def _slices(
     return parts, dropped
 
 
+@register("FloorMod")
+def floor_mod(op: tf.Operation, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor | None:
+    """A constant, if it is of constants: of an axis that is counted from the end."""
+    values = [tf.get_static_value(t) for t in (x, y)]
+    return None if any(v is None for v in values) else tf.constant(np.mod(*values), x.dtype)
+
+
+@register("Rank")
+def rank(op: tf.Operation, x: tf.Tensor) -> tf.Tensor:
+    """A constant."""
+    return tf.constant(len(x.shape), tf.int32)
+
+
 @register("ConcatOffset")
 def concat_offset(op: tf.Operation, axis: tf.Tensor, *shapes: tf.Tensor) -> list[tf.Tensor]:
     """Where each part of a concatenation begins."""

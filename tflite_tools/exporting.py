@@ -15,11 +15,11 @@ import keras
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 
-from tflite_tools import control, manifest, microbatches, schedule
+from tflite_tools import control, manifest, microbatches, scheduling
 from tflite_tools import flatbuffer as fb
 from tflite_tools.convert import convert
 from tflite_tools.files import refuse_to_overwrite
-from tflite_tools.training import Signature, Training, transfer
+from tflite_tools.training import NOTHING, Training, transfer
 
 # The signatures that compute something.
 _COMPUTING = ("train", "evaluate", "infer")
@@ -40,7 +40,7 @@ class Exported:
 
     path: pathlib.Path
     nbytes: int
-    scheduled: dict[str, schedule.Scheduled]
+    scheduled: dict[str, scheduling.Scheduled]
     manifest: dict[str, Any]
 
 
@@ -99,7 +99,7 @@ def export(
         ValueError: If the model is not one that can be exported, or an argument has no meaning.
     """
     path = pathlib.Path(path)
-    schedule.check_time_budget(time_budget)
+    scheduling.check_time_budget(time_budget)
     refuse_to_overwrite(path, overwrite)
     _check(model, batch_size)
     training = Training(
@@ -110,21 +110,36 @@ def export(
         batch_size,
         sample_weight,
     )
-    named = {name: v.value for name, v in training.variables().items()}
-    signatures = {**training.signatures(), **transfer(named)}
-    variables = [*named.values(), training.optimizer.learning_rate.value]
-    ignored = [v.value for v in training.random_states()]
     candidates = []
     for parts in sorted({microbatches.count(batch_size), 1}, reverse=True):
-        file = fb.parse(convert(signatures, variables, ignored, parts), path)
-        _rename(file, list(named))
+        file = converted(training, parts)
         scheduled = _arrange(file, time_budget, delegate)
         candidates.append((_nbytes(scheduled["train"]), len(candidates), file, scheduled))
     *_, file, scheduled = min(candidates)
-    about = _manifest(training, signatures, scheduled)
-    manifest.attach(file, about)
+    about = describe(file, training, {name: s.after for name, s in scheduled.items()})
     fb.write(file, path, overwrite=overwrite)
     return Exported(path, path.stat().st_size, scheduled, about)
+
+
+def converted(training: Training, parts: int) -> schema.ModelT:
+    """The file as the converter makes it, of a step in so many microbatches."""
+    named = {name: v.value for name, v in training.variables().items()}
+    content = convert(
+        {**training.signatures(), **transfer(named)},
+        [*named.values(), training.optimizer.learning_rate.value],
+        [v.value for v in training.random_states()],
+        parts,
+    )
+    file = fb.parse(content, "what the converter made")
+    _rename(file, list(named))
+    return file
+
+
+def describe(file: schema.ModelT, training: Training, peaks: Mapping[str, int]) -> dict[str, Any]:
+    """Attach the manifest, with the predicted peak of each signature."""
+    about = _manifest(training, peaks)
+    manifest.attach(file, about)
+    return about
 
 
 def _check(model: keras.Model, batch_size: int) -> None:
@@ -176,9 +191,9 @@ def _metric(metric: str | Callable[..., Any]) -> tuple[str, Callable[..., Any]]:
 
 def _arrange(
     file: schema.ModelT, time_budget: float, delegate: bool
-) -> dict[str, schedule.Scheduled]:
+) -> dict[str, scheduling.Scheduled]:
     """Schedule a file; what came of it, by signature."""
-    by_subgraph = schedule.arrange(file, time_budget)
+    by_subgraph = scheduling.arrange(file, time_budget)
     scheduled = {}
     for signature in fb.listed(file.signatureDefs):
         name = fb.text(signature.signatureKey)
@@ -188,7 +203,7 @@ def _arrange(
     return scheduled
 
 
-def _nbytes(scheduled: schedule.Scheduled) -> int:
+def _nbytes(scheduled: scheduling.Scheduled) -> int:
     return scheduled.after + _OPERATOR * scheduled.operators
 
 
@@ -203,12 +218,11 @@ def _rename(file: schema.ModelT, names: Sequence[str]) -> None:
                 tensor.name = names[int(name[1:])].encode()
 
 
-def _manifest(
-    training: Training,
-    signatures: Mapping[str, Signature],
-    scheduled: Mapping[str, schedule.Scheduled],
-) -> dict[str, Any]:
+def _manifest(training: Training, peaks: Mapping[str, int]) -> dict[str, Any]:
     config = json.dumps(training.model.get_config(), sort_keys=True, default=str)
+    # The inputs of set_weights are the variables.
+    inputs = {name: signature.specs for name, signature in training.signatures().items()}
+    inputs |= {"get_weights": [NOTHING], "reset": [NOTHING]}
     return {
         "batch_size": training.batch_size,
         "model": {
@@ -221,12 +235,11 @@ def _manifest(
             name: {
                 "inputs": [
                     {"name": x.name, "shape": x.shape.as_list(), "dtype": x.dtype.name}
-                    for x in signature.specs
+                    for x in specs
                 ],
-                "predicted_peak": scheduled[name].after,
+                "predicted_peak": peaks[name],
             }
-            for name, signature in signatures.items()
-            if name != "set_weights"  # whose inputs are the variables
+            for name, specs in inputs.items()
         },
         "variables": [
             {"name": name, "shape": list(v.shape), "dtype": v.dtype}

@@ -1,0 +1,78 @@
+"""A measurement in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+from typing import Any
+
+_MEMORY_ENVIRONMENT = {
+    # Two allocators keep what TensorFlow frees for themselves, and what was freed once would
+    # count as used ever after: glibc's, which raises the size from which it returns memory at
+    # once (fixing it stops that), and oneDNN's pool (the system's allocator instead). Both
+    # make steps slower, so time is measured without.
+    "MALLOC_MMAP_THRESHOLD_": "65536",
+    "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
+}
+_STDERR_LINES = 20
+
+
+def run(
+    module: str, request: dict[str, Any], *, what: str, for_memory: bool, timeout: float
+) -> dict[str, Any]:
+    """Run `python -m module REQUEST.json`.
+
+    Args:
+        module: Reads the request, and writes its result as JSON to the path in `"result"`.
+        request: What it reads.
+        what: What it does, for messages.
+        for_memory: Whether memory is what counts, not time.
+        timeout: Seconds to wait.
+
+    Returns:
+        What it wrote.
+
+    Raises:
+        RuntimeError: If it fails.
+        TimeoutError: If it takes longer.
+    """
+    environment = {
+        **os.environ,
+        # What can be imported here can be imported there.
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+    for name, value in _MEMORY_ENVIRONMENT.items():
+        environment.pop(name, None)
+        if for_memory:
+            environment[name] = value
+    with tempfile.TemporaryDirectory(prefix="bittrain-") as folder:
+        request_file = pathlib.Path(folder, "request.json")
+        result_file = pathlib.Path(folder, "result.json")
+        request_file.write_text(json.dumps({**request, "result": str(result_file)}))
+        what = f"The child process {what}"
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", module, str(request_file)],
+                env=environment,
+                stdout=subprocess.DEVNULL,
+                stderr=subprocess.PIPE,
+                text=True,
+                errors="replace",
+                timeout=timeout,
+                check=False,
+            )
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(
+                f"{what} took longer than {timeout:g} s; allow more with timeout=, or measure "
+                "something smaller."
+            ) from None
+        if done.returncode or not result_file.exists():
+            tail = "\n".join(done.stderr.splitlines()[-_STDERR_LINES:])
+            killed = " (killed, likely for want of memory)" if done.returncode == -9 else ""
+            raise RuntimeError(f"{what} failed with exit code {done.returncode}{killed}:\n{tail}")
+        return json.loads(result_file.read_text())
