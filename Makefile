@@ -10,7 +10,7 @@ INSTALLED := .venv/.installed
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 
 .DEFAULT_GOAL := help
-.PHONY: help install demo test test-slow test-all fuzz bench bench-codec bench-peers wheel lint format clean
+.PHONY: help install demo test test-slow test-all fuzz bench bench-codec bench-peers bench-on-device wheel lint format clean
 
 help:
 	@echo "make demo      train a small network stock and compressed, compare, plot (minutes)"
@@ -19,6 +19,7 @@ help:
 	@echo "make fuzz      the native kernels under sanitizers, for ten minutes"
 	@echo "make bench     measure VGG16, ResNet50, MobileNetV2, DenseNet121; update README.md"
 	@echo "make bench-codec  throughput of the codec against copies; update docs/codec.png"
+	@echo "make bench-on-device  training files in LiteRT; update docs/on-device.md"
 	@echo "make bench-peers  every way of training in less memory; update docs/benchmarks.md (hours)"
 	@echo "make wheel     a wheel with the native kernels compiled for this platform, in dist/"
 	@echo "make lint      ruff check and ruff format --check"
@@ -62,6 +63,9 @@ bench-codec: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python -m benchmarks.models
+
+bench-on-device: $(INSTALLED)
+	$(BIN)/python -m benchmarks.on_device
 
 bench-peers: $(INSTALLED)
 	$(BIN)/python -m benchmarks.peers

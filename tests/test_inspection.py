@@ -51,6 +51,9 @@ def test_command_line(file, tmp_path, capsys):
     assert "train" in capsys.readouterr().out
     assert cli.main(["schedule", str(file), str(other)]) == 2
     assert "overwrite" in capsys.readouterr().err
+    assert cli.main(["schedule", str(file), str(other), "--overwrite", "--time-budget", "1.2"]) == 0
+    assert cli.main(["schedule", str(file), str(other), "--overwrite", "--time-budget", "0.2"]) == 2
+    assert "ratio from 1" in capsys.readouterr().err
     assert cli.main(["inspect", str(file), "--signature", "no"]) == 2
     assert "it has" in capsys.readouterr().err
     assert cli.main(["inspect", str(tmp_path / "missing.tflite")]) == 2

@@ -68,7 +68,9 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _schedule(options: argparse.Namespace) -> int:
-    scheduled = schedule(options.file, options.output, overwrite=options.overwrite)
+    scheduled = schedule(
+        options.file, options.output, time_budget=options.time_budget, overwrite=options.overwrite
+    )
     if options.json:
         print(json.dumps([dataclasses.asdict(s) for s in scheduled], indent=2))
     else:
@@ -104,6 +106,13 @@ def _parser() -> argparse.ArgumentParser:
     _add_common(command)
 
     command = commands.add_parser("schedule", help="an order of operators that takes less memory")
+    command.add_argument(
+        "--time-budget",
+        type=float,
+        default=1.0,
+        metavar="RATIO",
+        help="how long a run may take, to what it takes now: beyond 1, tensors are made again",
+    )
     command.set_defaults(run=_schedule)
     _add_common(command)
     command.add_argument("output", type=pathlib.Path, help="where to write the other")
