@@ -404,3 +404,77 @@ def test_a_time_budget_below_one_is_refused(tmp_path):
             batch_size=BATCH,
             time_budget=0.5,
         )
+
+
+def of_tokens():
+    return keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            layers.Embedding(20, 6),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+
+
+def recurrent(layer):
+    return keras.Sequential([keras.Input((5, 3)), layer, layers.Dense(1)])
+
+
+def grouped():
+    return keras.Sequential(
+        [
+            keras.Input((6, 6, 3)),
+            layers.Conv2D(8, 3),
+            layers.GroupNormalization(2),
+            layers.Flatten(),
+            layers.Dense(1),
+        ]
+    )
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizer"),
+    [
+        (of_tokens, "sgd"),
+        (of_tokens, "adam"),
+        (lambda: recurrent(layers.LSTM(4, unroll=True)), "adam"),
+        (lambda: recurrent(layers.GRU(4, unroll=True)), "adam"),
+        (lambda: recurrent(layers.SimpleRNN(4, unroll=True)), "momentum"),
+        (grouped, "adam"),
+    ],
+    ids=["embedding-sgd", "embedding-adam", "lstm", "gru", "rnn", "groups"],
+)
+def test_verified(build, optimizer, tmp_path):
+    keras.utils.set_random_seed(0)
+    model, path = build(), tmp_path / "model.tflite"
+    model.compile(OPTIMIZERS[optimizer](), "mse")
+    tflite_tools.export(model, path, loss="mse", optimizer=model.optimizer, batch_size=BATCH)
+    verified = tflite_tools.verify(path, model, steps=3, measured=False)
+    assert verified.ok, verified.render()
+
+
+@pytest.mark.parametrize(
+    ("build", "optimizer", "says"),
+    [
+        (lambda: recurrent(layers.LSTM(4)), "sgd", "unroll=True"),
+        (of_tokens, "rmsprop", "embedding"),
+        (
+            lenet,
+            keras.optimizers.SGD(0.1, gradient_accumulation_steps=2),
+            "accumulated gradients",
+        ),
+        (
+            lenet,
+            keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.9)),
+            "schedule",
+        ),
+    ],
+    ids=["loop", "sparse", "accumulation", "schedule"],
+)
+def test_what_would_train_otherwise_is_refused(build, optimizer, says, tmp_path):
+    """A change of a variable that cannot be written is not left out."""
+    path = tmp_path / "model.tflite"
+    with pytest.raises(ValueError, match=says):
+        tflite_tools.export(build(), path, loss="mse", optimizer=optimizer, batch_size=BATCH)
+    assert not path.exists()

@@ -53,6 +53,26 @@ CASES = {
     "maximum_of_batch": (lambda x, w: tf.reduce_max(x * w[0, 0, 0], 0), None),
     "normalized": (normalized, "SquaredDifference"),
     "attention": (attention, "BatchMatMulV2"),
+    "normalized_groups": (
+        lambda x, w: tf.reduce_mean(
+            tf.reshape(x * w[0, 0, 0], [BATCH, SIZE, SIZE, 2, 4]), [1, 2, 4], keepdims=True
+        ),
+        "Mean",
+    ),
+    "softmax_of_the_batch": (
+        lambda x, w: tf.nn.softmax(tf.reduce_sum(x * w[0, 0, 0], [1, 2, 3])),
+        None,
+    ),
+    "choice_of_rows": (
+        lambda x, w: tf.raw_ops.Select(
+            condition=tf.constant([True, False, True, True]), x=x * w[0, 0, 0], y=3 * x
+        ),
+        "Select",
+    ),
+    "passed_on_together": (
+        lambda x, w: tf.add_n([tf.reduce_mean(t) for t in tf.identity_n([2 * x, w])]) * x,
+        "Mul",
+    ),
     "pad": (lambda x, w: tf.pad(x * w[0, 0, 0], [[0, 0], [1, 2], [0, 0], [0, 0]]), "Pad"),
     "pad_batch": (lambda x, w: tf.pad(x * w[0, 0, 0], [[4, 0], [0, 0], [0, 0], [0, 0]]), None),
     "transpose": (lambda x, w: tf.transpose(x * w[0, 0, 0], [0, 3, 1, 2]), "Transpose"),

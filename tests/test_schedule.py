@@ -240,3 +240,40 @@ def test_an_assignment_stays_between_the_reads_around_it(tmp_path):
     assert graph.names[assignment] == "ASSIGN_VARIABLE"
     assert first in graph.before[assignment]
     assert assignment in graph.before[second]
+
+
+def test_reads_are_not_put_first_where_that_takes_more(tmp_path):
+    """What is read stays: before a peak that is over when it is read, it would add to that."""
+
+    class Late(tf.Module):
+        def __init__(self):
+            self.table = tf.Variable(np.ones(50_000, np.float32))
+
+        @tf.function(input_signature=[tf.TensorSpec((1,))])
+        def run(self, x):
+            wide = tf.cumsum(tf.tile(x, [60_000]))
+            with tf.control_dependencies([self.table.assign_add(tf.reshape(wide[:50_000], [-1]))]):
+                return {"y": tf.reduce_sum(self.table.read_value())}
+
+    module, path = Late(), tmp_path / "late.tflite"
+    converter = tf.lite.TFLiteConverter.from_concrete_functions(
+        [module.run.get_concrete_function()], module
+    )
+    converter.experimental_enable_resource_variables = True
+    path.write_bytes(converter.convert())
+    for scheduled in tflite_tools.schedule(path, tmp_path / "scheduled.tflite"):
+        assert scheduled.after <= scheduled.before
+
+
+@pytest.mark.parametrize("field", ["subgraph", "input"])
+def test_a_signature_that_leads_nowhere(trainable, tmp_path, field):
+    model = flatbuffer.read(trainable)
+    signature = model.signatureDefs[0]
+    if field == "subgraph":
+        signature.subgraphIndex = 99
+    else:
+        signature.inputs[0].tensorIndex = 9999
+    broken = tmp_path / "broken.tflite"
+    flatbuffer.write(model, broken)
+    with pytest.raises(tflite_tools.FileFormatError, match="9"):
+        flatbuffer.read(broken)

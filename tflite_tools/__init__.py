@@ -15,10 +15,12 @@ _HOMES = {
     "Scheduled": "scheduling",
     "Trainer": "trainer",
     "UnsupportedError": "errors",
+    "Verified": "verification",
     "export": "exporting",
     "inspect": "inspection",
     "measure": "measurement",
     "schedule": "scheduling",
+    "verify": "verification",
 }
 
 __all__ = [
@@ -29,10 +31,12 @@ __all__ = [
     "Scheduled",
     "Trainer",
     "UnsupportedError",
+    "Verified",
     "export",
     "inspect",
     "measure",
     "schedule",
+    "verify",
 ]
 
 

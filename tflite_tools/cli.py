@@ -78,6 +78,22 @@ def _schedule(options: argparse.Namespace) -> int:
     return _OK
 
 
+def _verify(options: argparse.Namespace) -> int:
+    """Fails if the file does not train as the model does."""
+    import keras  # slow, and the other commands need none
+
+    from tflite_tools.verification import verify
+
+    reference = keras.models.load_model(options.model)
+    verified = verify(options.file, reference, steps=options.steps, measured=not options.no_measure)
+    if options.json:
+        shown = {**dataclasses.asdict(verified), "ok": verified.ok}
+        print(json.dumps(shown, indent=2, default=str))
+    else:
+        print(verified.render())
+    return _OK if verified.ok else _FAILED
+
+
 def _scheduled_table(scheduled: Sequence[Scheduled]) -> str:
     columns = ("subgraph", "operators", "peak before", "peak after")
     rows = [
@@ -116,6 +132,23 @@ def _parser() -> argparse.ArgumentParser:
     command.set_defaults(run=_schedule)
     _add_common(command)
     command.add_argument("output", type=pathlib.Path, help="where to write the other")
+
+    command = commands.add_parser(
+        "verify", help="train in LiteRT and in Keras, compare; fails if they differ"
+    )
+    command.add_argument(
+        "--model",
+        type=pathlib.Path,
+        required=True,
+        metavar="FILE.keras",
+        help="the model, saved with the loss and the optimizer it was compiled with",
+    )
+    command.add_argument("--steps", type=int, default=5, help="how many steps to compare")
+    command.add_argument(
+        "--no-measure", action="store_true", help="leave out what a step takes in memory and time"
+    )
+    command.set_defaults(run=_verify)
+    _add_common(command)
     return parser
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import pathlib
 import struct
@@ -16,6 +17,8 @@ from ai_edge_litert import schema_py_generated as schema
 from tflite_tools.files import refuse_to_overwrite, write_whole
 
 _IDENTIFIER = b"TFL3"
+# The interpreter counts the bytes of a tensor in 31 bits.
+_MOST_ELEMENTS = (1 << 31) - 2
 _NAMES = {
     code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)
 }
@@ -111,7 +114,10 @@ def _check(model: schema.Model) -> None:
         tensors = subgraph.TensorsLength()
         for i in range(tensors):
             tensor = subgraph.Tensors(i)
-            tensor.ShapeAsNumpy()
+            shape = tensor.ShapeAsNumpy()
+            sizes = [] if isinstance(shape, int) else shape.tolist()
+            if math.prod(max(size, 1) for size in sizes) > _MOST_ELEMENTS:
+                raise ValueError(f"tensor {i} of subgraph {number} has shape {sizes}")
             if not 0 <= tensor.Buffer() < max(buffers, 1):
                 raise ValueError(
                     f"subgraph {number} refers to buffer {tensor.Buffer()} of {buffers}"
@@ -122,13 +128,25 @@ def _check(model: schema.Model) -> None:
                 raise ValueError(
                     f"subgraph {number} refers to operator {op.OpcodeIndex()} of {codes}"
                 )
-            for listed_tensors in (op.InputsAsNumpy(), op.OutputsAsNumpy()):
-                # Of what has none, the schema's answer is 0.
-                for tensor in () if isinstance(listed_tensors, int) else listed_tensors.tolist():
-                    if not -1 <= tensor < tensors:
-                        raise ValueError(
-                            f"subgraph {number} refers to tensor {tensor} of {tensors}"
-                        )
+            _check_tensors(number, tensors, op.InputsAsNumpy(), op.OutputsAsNumpy())
+        _check_tensors(number, tensors, subgraph.InputsAsNumpy(), subgraph.OutputsAsNumpy())
+    for i in range(model.SignatureDefsLength()):
+        signature = model.SignatureDefs(i)
+        number = signature.SubgraphIndex()
+        if not 0 <= number < model.SubgraphsLength():
+            raise ValueError(f"a signature refers to subgraph {number}")
+        tensors = model.Subgraphs(number).TensorsLength()
+        inputs = [signature.Inputs(k).TensorIndex() for k in range(signature.InputsLength())]
+        outputs = [signature.Outputs(k).TensorIndex() for k in range(signature.OutputsLength())]
+        _check_tensors(number, tensors, np.array([*inputs, *outputs]))
+
+
+def _check_tensors(number: int, count: int, *referred: np.ndarray | int) -> None:
+    for numbers in referred:
+        # Of what has none, the schema's answer is 0.
+        for tensor in () if isinstance(numbers, int) else numbers.tolist():
+            if not -1 <= tensor < count:
+                raise ValueError(f"subgraph {number} refers to tensor {tensor} of {count}")
 
 
 def write(model: schema.ModelT, path: str | os.PathLike[str], *, overwrite: bool = False) -> None:

@@ -13,9 +13,13 @@ from tflite_tools import flatbuffer as fb
 _KEPT = {"READ_VARIABLE"}
 _VARIABLES = {"VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE"}
 _TABLES = {"HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"}
-_RANDOM = {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
+#: Operators that draw random numbers.
+RANDOM = {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
 # Their last inputs are tensors that they change.
-_STATEFUL = {"UNIDIRECTIONAL_SEQUENCE_LSTM", "LSTM", "SVDF", "RNN", "UNIDIRECTIONAL_SEQUENCE_RNN"}
+STATEFUL = {
+    *("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "LSTM", "SVDF", "RNN"),
+    *("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN"),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -74,6 +78,10 @@ class Graph:
     def __len__(self) -> int:
         """How many operators."""
         return len(self.names)
+
+    def operator(self, i: int) -> schema.OperatorT:
+        """An operator as it is in the model."""
+        return self.model.subgraphs[self.number].operators[i]
 
     def held(self, order: Sequence[int]) -> Iterator[int]:
         """Live bytes while each operator of `order` runs.
@@ -141,7 +149,7 @@ class Graph:
             return ({"all", variable}, set()) if name == "READ_VARIABLE" else ({"all"}, {variable})
         if name in _TABLES:
             return {"all"}, {"tables"}
-        if name in _RANDOM:
+        if name in RANDOM:
             return {"all"}, {"random"}
         if self._has_effects(i, op):
             # Whatever it does, nothing that touches state may pass it.
@@ -165,7 +173,7 @@ class Graph:
 
     def _has_effects(self, i: int, op: schema.OperatorT) -> bool:
         name = self.names[i]
-        if name == "CALL_ONCE" or name in _STATEFUL or fb.is_custom(self.model, op):
+        if name == "CALL_ONCE" or name in STATEFUL or fb.is_custom(self.model, op):
             return True
         return any(_touches_state(self.model, number, set()) for number in _called(self.model, op))
 
@@ -185,7 +193,7 @@ def _touches_state(model: schema.ModelT, number: int, seen: set[int]) -> bool:
         return False
     seen.add(number)
     return any(
-        fb.op_name(model, op) in (_VARIABLES | _TABLES | _RANDOM | _STATEFUL | {"CALL_ONCE"})
+        fb.op_name(model, op) in (_VARIABLES | _TABLES | RANDOM | STATEFUL | {"CALL_ONCE"})
         or fb.is_custom(model, op)
         or any(_touches_state(model, called, seen) for called in _called(model, op))
         for op in fb.listed(model.subgraphs[number].operators)

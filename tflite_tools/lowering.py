@@ -15,7 +15,7 @@ import tensorflow as tf
 from tflite_tools.errors import UnsupportedError, layer_of
 from tflite_tools.microbatches import Batched, Microbatches, Value, whole
 from tflite_tools.rules import find, random
-from tflite_tools.variables import ASSIGNMENTS, Variables
+from tflite_tools.variables import READS, Variables
 
 # What a trace holds for tapes and debuggers only.
 _IDLE = {"NoOp", "Placeholder", "Assert"}
@@ -56,7 +56,10 @@ def lower(
         def emit(
             op: tf.Operation, inputs: Sequence[tf.Tensor | None]
         ) -> Sequence[tf.Tensor | None]:
-            outputs = variables.emit(op, inputs)
+            try:
+                outputs = variables.emit(op, inputs)
+            except NotImplementedError as error:
+                raise UnsupportedError(f"{op.type} ({error})", layer_of(op.name)) from error
             return _emit(op, inputs) if outputs is None else outputs
 
         for x, argument in zip(traced.inputs, arguments, strict=False):
@@ -79,7 +82,8 @@ def _needed(
     """The operations that results or variables depend on, in the order they were written."""
 
     def counts(op: tf.Operation) -> bool:
-        return op.type in ASSIGNMENTS and id(handles.get(id(op.inputs[0]))) not in dropped
+        taken = [handles[id(x)] for x in op.inputs if id(x) in handles and x.dtype == tf.resource]
+        return op.type not in READS and any(id(handle) not in dropped for handle in taken)
 
     todo = [x.op for x in results] + [op for op in graph.get_operations() if counts(op)]
     seen: set[tf.Operation] = set()

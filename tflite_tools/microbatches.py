@@ -103,6 +103,8 @@ class Microbatches:
         """
         if op.type in _OF_SHAPES:
             return emit(op, list(op.inputs))
+        if op.type == "IdentityN":
+            return list(inputs)
         division = self._division(op, [isinstance(x, Batched) for x in inputs])
         if division is None:
             return emit(op, [whole(x) for x in inputs])
@@ -150,6 +152,11 @@ class Microbatches:
         for op in operations:
             if op.type in _OF_SHAPES:
                 continue
+            if op.type == "IdentityN":
+                for x, y in zip(op.inputs, op.outputs, strict=True):
+                    for ids in (batched, mixed):
+                        ids.update([id(y)] if id(x) in ids else [])
+                continue
             division = self._division(op, [id(x) in batched for x in op.inputs])
             of_others = any(id(x) in mixed for x in op.inputs)
             if division is None or division.combine:
@@ -183,7 +190,7 @@ def _divides(*types: str) -> Callable[[Divide], Divide]:
     *("Maximum", "Minimum", "SquaredDifference", "FloorDiv", "FloorMod", "Xlogy", "Xdivy"),
     *("Greater", "GreaterEqual", "Less", "LessEqual", "Equal", "NotEqual"),
     *("LogicalAnd", "LogicalOr", "LogicalNot", "Select", "SelectV2"),
-    *("Cast", "Identity", "IdentityN", "StopGradient", "PreventGradient", "CheckNumerics"),
+    *("Cast", "Identity", "StopGradient", "PreventGradient", "CheckNumerics"),
     *("ZerosLike", "OnesLike", "Abs", "Neg", "Sign", "Floor", "Ceil", "Round", "Rint"),
     *("Exp", "Expm1", "Log", "Log1p", "Sqrt", "Rsqrt", "Square", "Reciprocal", "Inv"),
     *("Sin", "Cos", "Erf", "Erfc", "BiasAdd"),
@@ -194,6 +201,8 @@ def _divides(*types: str) -> Callable[[Divide], Divide]:
 def _elementwise(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
     rows, rank = op.outputs[0].shape[:1], len(op.outputs[0].shape)
     divided = [len(x.shape) == rank and x.shape[:1] == rows for x in op.inputs]
+    if op.type == "Select" and len(op.inputs[0].shape) == 1:
+        divided[0] = True  # a condition for each row
     fits = all(divided[k] for k, is_batched in enumerate(batched) if is_batched)
     return Division(divided) if fits and any(batched) else None
 
@@ -206,6 +215,8 @@ def _elementwise(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
 def _by_first(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
     """Samples are the rows of the first input, and the others none of samples."""
     first, *others = batched
+    if len(op.inputs[0].shape) < 2:
+        return None  # a row has several elements
     return Division([True, *[False] * len(others)]) if first and not any(others) else None
 
 
@@ -260,7 +271,7 @@ def _reduction(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
         return None
     if not any(int(axis) % len(op.inputs[0].shape) == 0 for axis in np.ravel(axes)):
         return Division([True, False])
-    combine = {"Sum": _sum, "Mean": _mean}.get(op.type)
+    combine = {"Sum": _sum, "Mean": _mean}.get(op.type) if op.inputs[0].dtype.is_floating else None
     return Division([True, False], combine) if combine else None
 
 

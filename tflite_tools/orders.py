@@ -28,7 +28,9 @@ def lowest(graph: Graph) -> list[int]:
     ]
     # Of equals the first, which comes of the original.
     best = min((_settled(graph, order) for order in candidates), key=itemgetter(0))[1]
-    return reads_first(graph, best)
+    with_reads = reads_first(graph, best)
+    worse = graph.peak(with_reads).nbytes > graph.peak(original).nbytes
+    return best if worse else with_reads
 
 
 def reads_first(graph: Graph, order: Sequence[int]) -> list[int]:

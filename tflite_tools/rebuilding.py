@@ -291,8 +291,12 @@ def rebuild(model: schema.ModelT, number: int, time_budget: float) -> None:
         tensor = copy.copy(tensors[rebuilding.original[t]])
         tensor.name = f"{fb.text(tensor.name)}/again_{t - known}".encode()
         tensors.append(tensor)
+    kept = subgraph.operators, subgraph.tensors
     subgraph.tensors = tensors
     subgraph.operators = [_operator(operators[s.source], s) for s in rebuilding.order()]
+    if Graph(model, number).peak().nbytes >= graph.peak().nbytes:
+        # What was left out read what now stays, since nothing else reads it.
+        subgraph.operators, subgraph.tensors = kept
 
 
 def _operator(operator: schema.OperatorT, step: _Step) -> schema.OperatorT:

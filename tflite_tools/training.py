@@ -55,6 +55,12 @@ class Training:
     ) -> None:
         self.model, self.loss, self.optimizer = model, loss, optimizer
         self.metrics, self.batch_size = metrics, batch_size
+        if not isinstance(optimizer.learning_rate, keras.Variable):
+            raise ValueError(
+                "The optimizer's learning rate is a schedule. On the device it is an input of "
+                "each step: export with a number, and pass train_step(learning_rate=...) what the "
+                "schedule says."
+            )
         if not optimizer.built:
             optimizer.build(model.trainable_variables)
         self.inputs = [self._spec(x, name) for name, x in _names(model.inputs)]

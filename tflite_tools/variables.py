@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-ASSIGNMENTS = frozenset(("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"))
+#: Operations that take a variable and leave it as it is.
+READS = frozenset(("ReadVariableOp", "ResourceGather", "VariableShape"))
+
+
+# One does not look into the variable, of the others the rule says why they are not supported.
+_LEFT_TO_RULES = {"VariableShape", "PartitionedCall", "StatefulPartitionedCall"}
+_CHANGES = {
+    "AssignAddVariableOp": operator.add,
+    "AssignSubVariableOp": operator.sub,
+    "ResourceScatterAdd": operator.add,
+    "ResourceScatterSub": operator.sub,
+}
 
 
 class Variables:
@@ -22,17 +34,30 @@ class Variables:
         self._assigned: dict[int, tf.Tensor] = {}
 
     def emit(self, op: tf.Operation, inputs: Sequence[tf.Tensor]) -> Sequence[tf.Tensor] | None:
-        """The outputs of `op`, if it reads or assigns; else None."""
+        """The outputs of `op`, if it takes a variable; else None.
+
+        Raises:
+            NotImplementedError: If it does something else with it.
+        """
+        takes_none = not any(x is not None and x.dtype == tf.resource for x in inputs)
+        if takes_none or op.type in _LEFT_TO_RULES:
+            return None
         if op.type == "ReadVariableOp":
             return [self._read(inputs[0], op.get_attr("dtype"))]
         if op.type == "ResourceGather" and not op.get_attr("batch_dims"):
             return [tf.gather(self._read(inputs[0], op.get_attr("dtype")), inputs[1])]
-        if op.type not in ASSIGNMENTS:
-            return None
-        handle, value = inputs
-        if op.type != "AssignVariableOp":
-            before = self._read(handle, value.dtype)
-            value = before + value if op.type == "AssignAddVariableOp" else before - value
+        handle, *operands = inputs
+        if op.type == "AssignVariableOp":
+            value = operands[0]
+        elif op.type in _CHANGES:
+            before = self._read(handle, operands[-1].dtype)
+            change = _scattered(before, *operands) if "Scatter" in op.type else operands[0]
+            value = _CHANGES[op.type](before, change)
+        else:
+            raise NotImplementedError(
+                "a variable that is used in a branch or a loop, as recurrent layers without "
+                "unroll=True and accumulated gradients have it"
+            )
         self._values[id(handle)] = value
         self._assigned[id(handle)] = handle
         return []
@@ -47,3 +72,10 @@ class Variables:
             value = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
             self._values[id(handle)] = value
         return self._values[id(handle)]
+
+
+def _scattered(like: tf.Tensor, indices: tf.Tensor, updates: tf.Tensor) -> tf.Tensor:
+    """Rows of updates where the indices say, zeros elsewhere; those of one row are summed."""
+    rows, *rest = like.shape
+    updates = tf.reshape(updates, [-1, *rest])
+    return tf.scatter_nd(tf.reshape(indices, [-1, 1]), updates, [rows, *rest])

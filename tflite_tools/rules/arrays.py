@@ -149,6 +149,10 @@ def reduce(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
     function = tf.reduce_sum if op.type == "Sum" else tf.reduce_mean
     if len(x.shape) <= 4:
         return function(x, sorted(over), keepdims=attribute(op, "keep_dims"))
+    # Of what is given, which may be a part of the operation's own input.
+    kept = attribute(op, "keep_dims")
+    sizes = enumerate(static_shape(x))
+    shape = [1 if axis in over else size for axis, size in sizes if kept or axis not in over]
     # Neighbours that are both summed over, or both not, are one dimension.
     groups: list[tuple[bool, int]] = []
     for axis, size in enumerate(static_shape(x)):
@@ -164,7 +168,7 @@ def reduce(op: tf.Operation, x: tf.Tensor, axes: tf.Tensor) -> tf.Tensor:
         inner = int(np.prod([size for _, size in groups[last + 1 :]], dtype=int))
         x = function(tf.reshape(x, [outer, groups[last][1], inner]), 1)
         del groups[last]
-    return tf.reshape(x, static_shape(op.outputs[0]))
+    return tf.reshape(x, shape)
 
 
 @register("PartitionedCall", "StatefulPartitionedCall")
@@ -172,4 +176,13 @@ def call(op: tf.Operation, *inputs: tf.Tensor) -> list[tf.Tensor]:
     """Not taken apart."""
     raise NotImplementedError(
         "a compiled function within the model, as Keras makes of convolutions in groups"
+    )
+
+
+@register("If", "StatelessIf", "While", "StatelessWhile", "Case", "StatelessCase")
+def control_flow(op: tf.Operation, *inputs: tf.Tensor) -> list[tf.Tensor]:
+    """Not taken apart."""
+    raise NotImplementedError(
+        "a branch or a loop: recurrent layers train with unroll=True, sparse gradients of an "
+        "embedding with SGD, Adam or AdamW"
     )
