@@ -64,6 +64,18 @@ def test_subclassed_model():
 
 
 @pytest.mark.slow
+def test_on_device():
+    out = run("examples.on_device")
+    known, before, after, back = (float(x) for x in re.findall(r"([\d.]+)% of the test", out))
+    # LiteRT's rounding may turn a digit, of 360.
+    assert abs(before - known) < 0.6
+    assert known < 55  # half of the digits have never been seen
+    assert after > 70
+    assert abs(back - after) < 0.6
+    assert re.search(r"took \d+ MB at its peak", out)
+
+
+@pytest.mark.slow
 def test_demo(tmp_path):
     plot = tmp_path / "demo.png"
     out = run("examples.demo", "--quick", "--output", plot)
