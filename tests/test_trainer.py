@@ -148,3 +148,26 @@ def test_a_foreign_file_is_refused(tmp_path):
     path.write_bytes(b"\0" * 100)
     with pytest.raises(tflite_tools.FileFormatError, match=r"not a \.tflite file"):
         tflite_tools.Trainer(path)
+
+
+def test_any_damage_to_a_file_is_an_error(file, tmp_path):
+    """Before the interpreter sees it: that can take the process down."""
+    content = file.read_bytes()
+    rng = np.random.default_rng(0)
+    broken = tmp_path / "broken.tflite"
+    for _ in range(200):
+        damaged = bytearray(content)
+        # Not in the seal itself, without which a file is as one of another writer.
+        at = rng.integers(0, len(content) - 40)
+        damaged[at] ^= int(rng.integers(1, 256))
+        broken.write_bytes(damaged)
+        with pytest.raises(tflite_tools.FileFormatError):
+            tflite_tools.Trainer(broken)
+
+
+@pytest.mark.parametrize("keep", [0.1, 0.5, 0.99])
+def test_a_truncated_file(file, tmp_path, keep):
+    broken = tmp_path / "broken.tflite"
+    broken.write_bytes(file.read_bytes()[: int(keep * file.stat().st_size)])
+    with pytest.raises(tflite_tools.FileFormatError):
+        tflite_tools.Trainer(broken)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import math
 import os
 import pathlib
@@ -17,6 +18,10 @@ from ai_edge_litert import schema_py_generated as schema
 from tflite_tools.files import refuse_to_overwrite, write_whole
 
 _IDENTIFIER = b"TFL3"
+# Before the checksum of all that precedes it, at the end of files written here: readers of
+# flatbuffers do not mind what follows one.
+_SEAL = b"bittrain"
+_CHECKSUM = hashlib.sha256
 # The interpreter counts the bytes of a tensor in 31 bits.
 _MOST_ELEMENTS = (1 << 31) - 2
 _NAMES = {
@@ -93,6 +98,12 @@ def _reading(content: bytes, path: str | os.PathLike[str]) -> Iterator[None]:
             f"{path} is not a .tflite file: it has {content[4:8]!r} where {_IDENTIFIER!r} is "
             f"expected ({len(content)} bytes in all). Give a file that a converter wrote."
         )
+    sealed, seal, checksum = _split(content)
+    if seal == _SEAL and _CHECKSUM(sealed).digest() != checksum:
+        raise FileFormatError(
+            f"{path} ({len(content)} bytes) is corrupted: its checksum is another than when it was "
+            "written. Export it again, or copy it again from where it was made."
+        )
     try:
         yield
     except (struct.error, ValueError, TypeError, IndexError, OverflowError, MemoryError) as error:
@@ -159,7 +170,15 @@ def write(model: schema.ModelT, path: str | os.PathLike[str], *, overwrite: bool
     refuse_to_overwrite(path, overwrite)
     builder = flatbuffers.Builder(1 << 20)
     builder.Finish(model.Pack(builder), _IDENTIFIER)
-    write_whole(path, builder.Output())
+    content = bytes(builder.Output())
+    write_whole(path, content + _SEAL + _CHECKSUM(content).digest())
+
+
+def _split(content: bytes) -> tuple[bytes, bytes, bytes]:
+    """A file's content, seal and checksum, if it has these."""
+    end = len(content) - _CHECKSUM().digest_size
+    start = end - len(_SEAL)
+    return content[:start], content[start:end], content[end:]
 
 
 def listed(values: Any) -> list[Any]:

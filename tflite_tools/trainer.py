@@ -47,9 +47,15 @@ class Trainer:
         resolver = (
             OpResolverType.AUTO if delegate else OpResolverType.BUILTIN_WITHOUT_DEFAULT_DELEGATES
         )
-        self._interpreter = Interpreter(
-            str(path), num_threads=num_threads, experimental_op_resolver_type=resolver
-        )
+        try:
+            self._interpreter = Interpreter(
+                str(path), num_threads=num_threads, experimental_op_resolver_type=resolver
+            )
+        except ValueError as error:
+            raise fb.FileFormatError(
+                f"LiteRT does not take {path}: {error}. Export it again, or copy it again from "
+                "where it was made."
+            ) from error
         self._runners: dict[str, Any] = {}
 
     def train_step(self, *batch: Any, learning_rate: float | None = None) -> dict[str, float]:
