@@ -22,8 +22,8 @@ _IDENTIFIER = b"TFL3"
 # flatbuffers do not mind what follows one.
 _SEAL = b"bittrain"
 _CHECKSUM = hashlib.sha256
-# The interpreter counts the bytes of a tensor in 31 bits.
-_MOST_ELEMENTS = (1 << 31) - 2
+# A shape of more is damage: it would be gigabytes.
+_MOST_ELEMENTS = 1 << 30
 _NAMES = {
     code: name for name, code in vars(schema.BuiltinOperator).items() if isinstance(code, int)
 }
