@@ -109,7 +109,7 @@ def files(build, folder):
     for kind, parts in (("dense", 1), ("divided", microbatches.count(batch_size))):
         of = training()
         file = exporting.converted(of, parts)
-        exporting.describe(file, of, dict.fromkeys(_SIGNATURES, 0))
+        exporting.describe(file, of)
         path = folder / f"{kind}.tflite"
         fb.write(file, path)
         yield f"{kind}, unscheduled", path
@@ -121,7 +121,6 @@ def files(build, folder):
     yield "as exported", path
 
 
-_SIGNATURES = ("train", "infer", "evaluate", "get_weights", "reset")
 _COLUMNS = ("dense, unscheduled", "dense, scheduled", "divided, unscheduled", "as exported")
 
 

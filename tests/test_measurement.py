@@ -39,8 +39,7 @@ def dense(path, normalization):
         convolutions(normalization), keras.losses.MeanSquaredError(), _sgd(), {}, BATCH, False
     )
     file = exporting.converted(training, 1)
-    names = ("train", "infer", "evaluate", "get_weights", "reset")
-    exporting.describe(file, training, dict.fromkeys(names, 0))
+    exporting.describe(file, training)
     fb.write(file, path)
     return tflite_tools.measure(path, steps=3).peak
 

@@ -176,5 +176,15 @@ def test_snippets_of_the_documents_run(document, heading):
     assert result.returncode == 0, result.stderr[-3000:]
 
 
+@pytest.mark.parametrize(
+    "module", ["models", "codec", "on_device", "peers.run", "peers.child", "peers.__main__"]
+)
+def test_benchmarks_can_be_imported(module):
+    """They take hours, so that no test runs them; what they import moves all the same."""
+    command = [sys.executable, "-c", f"import benchmarks.{module}"]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+
+
 def read(name):
     return (ROOT / name).read_text()

@@ -13,10 +13,13 @@ import pathlib
 import sys
 from collections.abc import Sequence
 
+import keras
+
 from bittrain_tf.analysis import plots
 from bittrain_tf.analysis.text import size_text, table, to_text
 from tflite_tools import inspection
 from tflite_tools.scheduling import Scheduled, schedule
+from tflite_tools.verification import verify
 
 _OK, _FAILED, _UNUSABLE = 0, 1, 2
 
@@ -80,10 +83,6 @@ def _schedule(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     """Fails if the file does not train as the model does."""
-    import keras  # slow, and the other commands need none
-
-    from tflite_tools.verification import verify
-
     reference = keras.models.load_model(options.model)
     verified = verify(options.file, reference, steps=options.steps, measured=not options.no_measure)
     if options.json:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 from tflite_tools import flatbuffer as fb
-from tflite_tools.graph import RANDOM, STATEFUL, Graph
+from tflite_tools.graph import STATE, Graph
 
 # Of a small processor's one core; only their ratios count.
 _FLOPS, _BYTES = 25e9, 8e9
@@ -14,14 +14,8 @@ _CALL = 5e-6
 _PRODUCTS = ("CONV_2D", "DEPTHWISE_CONV_2D", "FULLY_CONNECTED", "BATCH_MATMUL")
 # Times that a multiplication takes in kernels which reach a fraction of what convolutions do.
 _SLOWER = {"DEPTHWISE_CONV_2D": 4}
-_IMPURE = (
-    RANDOM
-    | STATEFUL
-    | {
-        *("VAR_HANDLE", "READ_VARIABLE", "ASSIGN_VARIABLE", "CALL_ONCE", "CALL", "IF", "WHILE"),
-        *("HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"),
-    }
-)
+# Those that run subgraphs, which may do anything.
+_IMPURE = STATE | {"CALL", "IF", "WHILE"}
 
 
 def is_pure(graph: Graph, i: int) -> bool:

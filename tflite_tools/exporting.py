@@ -19,6 +19,7 @@ from tflite_tools import control, manifest, microbatches, scheduling
 from tflite_tools import flatbuffer as fb
 from tflite_tools.convert import convert
 from tflite_tools.files import refuse_to_overwrite
+from tflite_tools.graph import Graph
 from tflite_tools.training import NOTHING, Training, transfer
 
 # The signatures that compute something.
@@ -116,7 +117,7 @@ def export(
         scheduled = _arrange(file, time_budget, delegate)
         candidates.append((_nbytes(scheduled["train"]), len(candidates), file, scheduled))
     *_, file, scheduled = min(candidates)
-    about = describe(file, training, {name: s.after for name, s in scheduled.items()})
+    about = describe(file, training)
     fb.write(file, path, overwrite=overwrite)
     return Exported(path, path.stat().st_size, scheduled, about)
 
@@ -135,8 +136,12 @@ def converted(training: Training, parts: int) -> schema.ModelT:
     return file
 
 
-def describe(file: schema.ModelT, training: Training, peaks: Mapping[str, int]) -> dict[str, Any]:
-    """Attach the manifest, with the predicted peak of each signature."""
+def describe(file: schema.ModelT, training: Training) -> dict[str, Any]:
+    """Attach the manifest, with the predicted peak of each signature, and return it."""
+    peaks = {
+        fb.text(s.signatureKey): Graph(file, s.subgraphIndex).peak().nbytes
+        for s in fb.listed(file.signatureDefs)
+    }
     about = _manifest(training, peaks)
     manifest.attach(file, about)
     return about

@@ -202,6 +202,11 @@ def is_custom(model: schema.ModelT, op: schema.OperatorT) -> bool:
     return number == schema.BuiltinOperator.CUSTOM or number not in _NAMES
 
 
+def custom_names(model: schema.ModelT, subgraph: schema.SubGraphT) -> set[str]:
+    """The names of a subgraph's operators that are not builtin ones."""
+    return {op_name(model, op) for op in listed(subgraph.operators) if is_custom(model, op)}
+
+
 def _op_number(model: schema.ModelT, op: schema.OperatorT) -> int:
     code = model.operatorCodes[op.opcodeIndex]
     # Files from before there were 127 operators have the older field only.

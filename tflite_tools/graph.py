@@ -16,10 +16,12 @@ _TABLES = {"HASHTABLE", "HASHTABLE_FIND", "HASHTABLE_IMPORT", "HASHTABLE_SIZE"}
 #: Operators that draw random numbers.
 RANDOM = {"RANDOM_UNIFORM", "RANDOM_STANDARD_NORMAL", "MULTINOMIAL"}
 # Their last inputs are tensors that they change.
-STATEFUL = {
+_STATEFUL = {
     *("UNIDIRECTIONAL_SEQUENCE_LSTM", "UNIDIRECTIONAL_SEQUENCE_RNN", "LSTM", "SVDF", "RNN"),
     *("BIDIRECTIONAL_SEQUENCE_LSTM", "BIDIRECTIONAL_SEQUENCE_RNN"),
 }
+#: Operators that read or change something beside their tensors.
+STATE = _VARIABLES | _TABLES | RANDOM | _STATEFUL | {"CALL_ONCE"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -173,7 +175,7 @@ class Graph:
 
     def _has_effects(self, i: int, op: schema.OperatorT) -> bool:
         name = self.names[i]
-        if name == "CALL_ONCE" or name in STATEFUL or fb.is_custom(self.model, op):
+        if name == "CALL_ONCE" or name in _STATEFUL or fb.is_custom(self.model, op):
             return True
         return any(_touches_state(self.model, number, set()) for number in _called(self.model, op))
 
@@ -193,7 +195,7 @@ def _touches_state(model: schema.ModelT, number: int, seen: set[int]) -> bool:
         return False
     seen.add(number)
     return any(
-        fb.op_name(model, op) in (_VARIABLES | _TABLES | RANDOM | STATEFUL | {"CALL_ONCE"})
+        fb.op_name(model, op) in STATE
         or fb.is_custom(model, op)
         or any(_touches_state(model, called, seen) for called in _called(model, op))
         for op in fb.listed(model.subgraphs[number].operators)

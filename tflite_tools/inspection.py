@@ -105,15 +105,7 @@ def inspect(path: str | os.PathLike[str]) -> list[Inspected]:
             Inspected(
                 signatures.get(number) or fb.text(subgraph.name) or str(number),
                 dict(collections.Counter(graph.names).most_common()),
-                tuple(
-                    sorted(
-                        {
-                            fb.op_name(model, op)
-                            for op in fb.listed(subgraph.operators)
-                            if fb.is_custom(model, op)
-                        }
-                    )
-                ),
+                tuple(sorted(fb.custom_names(model, subgraph))),
                 tuple(graph.held(range(len(graph)))),
                 tuple(graph.held(orders.lowest(graph))),
                 (peak.position, graph.names[peak.position] if len(graph) else ""),

@@ -58,9 +58,9 @@ def lower(
         ) -> Sequence[tf.Tensor | None]:
             try:
                 outputs = variables.emit(op, inputs)
+                return _emit(op, inputs) if outputs is None else outputs
             except NotImplementedError as error:
                 raise UnsupportedError(f"{op.type} ({error})", layer_of(op.name)) from error
-            return _emit(op, inputs) if outputs is None else outputs
 
         for x, argument in zip(traced.inputs, arguments, strict=False):
             values[id(x)] = Batched(argument) if id(x) in with_rows else argument
@@ -101,12 +101,9 @@ def _emit(op: tf.Operation, inputs: list[tf.Tensor | None]) -> Sequence[tf.Tenso
     rule = find(op.type)
     outputs = None
     if rule is not None:
-        try:
-            # The scope carries the name of the layer to what the converter may object to.
-            with tf.name_scope(f"{op.name}/"):
-                outputs = rule(op, *inputs)
-        except NotImplementedError as error:
-            raise UnsupportedError(f"{op.type} ({error})", layer_of(op.name)) from error
+        # The scope carries the name of the layer to what the converter may object to.
+        with tf.name_scope(f"{op.name}/"):
+            outputs = rule(op, *inputs)
     if outputs is not None:
         return [outputs] if tf.is_tensor(outputs) else outputs
     copy = tf.compat.v1.get_default_graph().create_op(

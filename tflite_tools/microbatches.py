@@ -10,7 +10,9 @@ microbatches. It is the same step, but for the order of those sums.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import math
+import operator
 from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
@@ -127,8 +129,7 @@ class Microbatches:
                 columns.append(x.parts(self.count))
             else:
                 columns.append([whole(x)] * self.count)
-        # An operation without inputs has parts all the same.
-        rows = list(zip(*columns, strict=True)) if columns else [()] * self.count
+        rows = list(zip(*columns, strict=True))
         if division.emit is None:
             return [emit(op, row) for row in rows]
         return [[division.emit(op, row, self.count)] for row in rows]
@@ -256,12 +257,8 @@ def _matmul(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
 
 @_divides("BatchMatMulV2")
 def _batch_matmul(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
-    rank, rows = len(op.outputs[0].shape), op.outputs[0].shape[:1]
-    if rank < 3:
-        return None
-    divided = [len(x.shape) == rank and x.shape[:1] == rows for x in op.inputs]
-    fits = all(divided[k] for k, is_batched in enumerate(batched) if is_batched)
-    return Division(divided) if fits and any(batched) else None
+    """Each matrix by itself, as elements are."""
+    return _elementwise(op, batched) if len(op.outputs[0].shape) > 2 else None
 
 
 @_divides("Sum", "Mean", "Max", "Min", "ArgMax", "All", "Any")
@@ -366,10 +363,7 @@ def _gather(op: tf.Operation, batched: Sequence[bool]) -> Division | None:
 
 
 def _sum(parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    total, *others = parts
-    for part in others:
-        total = total + part
-    return total
+    return functools.reduce(operator.add, parts)
 
 
 def _mean(parts: Sequence[tf.Tensor]) -> tf.Tensor:

@@ -91,16 +91,11 @@ class Rebuilding:
         self._live = np.array(list(graph.held(range(len(graph)))), np.int64)
         self._extra = np.zeros(len(graph), np.int64)
 
-    def lower(self, seconds: float) -> float:
-        """Rebuild what lowers the peak, for at most so many seconds; returns those it takes."""
-        spent = 0.0
-        while len(self.steps):
-            chosen = self._best(seconds - spent)
-            if chosen is None:
-                break
+    def lower(self, seconds: float) -> None:
+        """Rebuild what lowers the peak, for at most so many seconds."""
+        while self.steps and (chosen := self._best(seconds)):
             self._apply(chosen)
-            spent += chosen.seconds
-        return spent
+            seconds -= chosen.seconds
 
     def order(self) -> list[_Step]:
         """All steps in order, but those whose outputs are now made again before they are read."""

@@ -9,8 +9,6 @@ import tensorflow as tf
 
 #: Operations that take a variable and leave it as it is.
 READS = frozenset(("ReadVariableOp", "ResourceGather", "VariableShape"))
-
-
 # One does not look into the variable, of the others the rule says why they are not supported.
 _LEFT_TO_RULES = {"VariableShape", "PartitionedCall", "StatefulPartitionedCall"}
 _CHANGES = {

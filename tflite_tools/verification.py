@@ -163,12 +163,7 @@ def verify(
             if name not in found or difference.ratio > found[name].ratio:
                 found[name] = difference
     names = {fb.text(s.signatureKey) for s in fb.listed(file.signatureDefs)}
-    custom = {
-        fb.op_name(file, op)
-        for subgraph in file.subgraphs
-        for op in fb.listed(subgraph.operators)
-        if fb.is_custom(file, op)
-    }
+    custom = {name for subgraph in file.subgraphs for name in fb.custom_names(file, subgraph)}
     ways = {"with the default delegate": True, "without delegate": False}
     return Verified(
         path,

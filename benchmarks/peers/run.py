@@ -1,16 +1,11 @@
 """Child processes for `benchmarks.peers`, and the file that remembers what they found."""
 
 import json
-import os
-import pathlib
 import re
 import signal
 import subprocess
-import sys
-import tempfile
 
-# How memory is measured there holds here, whatever it comes to be.
-from bittrain_tf.analysis.measure import _MEMORY_ENVIRONMENT
+from bittrain_tf.analysis import children
 
 _MEMORY_TASKS = ("memory", "need", "trains")
 
@@ -47,36 +42,16 @@ class Results:
 
 def run_child(request, timeout):
     """What comes of a request in a process of its own; `{"error": ...}` if it does not end well."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
-    for name, value in _MEMORY_ENVIRONMENT.items():
-        environment.pop(name, None)
-        if request["task"] in _MEMORY_TASKS:
-            environment[name] = value
-    with tempfile.TemporaryDirectory(prefix="bittrain-") as folder:
-        request_file = pathlib.Path(folder, "request.json")
-        result_file = pathlib.Path(folder, "result.json")
-        request_file.write_text(json.dumps({**request, "result": str(result_file)}))
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", "benchmarks.peers.child", str(request_file)],
-                cwd=pathlib.Path(__file__).parents[2],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            return {"error": f"took longer than {timeout:g} s"}
-        if done.returncode or not result_file.exists():
-            return {"error": death(done)}
-        return json.loads(result_file.read_text())
+    try:
+        done, result = children.complete(
+            "benchmarks.peers.child",
+            request,
+            for_memory=request["task"] in _MEMORY_TASKS,
+            timeout=timeout,
+        )
+    except subprocess.TimeoutExpired:
+        return {"error": f"took longer than {timeout:g} s"}
+    return {"error": death(done)} if result is None else result
 
 
 def death(done):

@@ -21,24 +21,22 @@ _MEMORY_ENVIRONMENT = {
 _STDERR_LINES = 20
 
 
-def run(
-    module: str, request: dict[str, Any], *, what: str, for_memory: bool, timeout: float
-) -> dict[str, Any]:
-    """Run `python -m module REQUEST.json`.
+def complete(
+    module: str, request: dict[str, Any], *, for_memory: bool, timeout: float
+) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
+    """Run `python -m module REQUEST.json` to its end, whatever that is.
 
     Args:
         module: Reads the request, and writes its result as JSON to the path in `"result"`.
         request: What it reads.
-        what: What it does, for messages.
         for_memory: Whether memory is what counts, not time.
         timeout: Seconds to wait.
 
     Returns:
-        What it wrote.
+        How it ended, and what it wrote; None if it failed, or wrote nothing.
 
     Raises:
-        RuntimeError: If it fails.
-        TimeoutError: If it takes longer.
+        subprocess.TimeoutExpired: If it takes longer.
     """
     environment = {
         **os.environ,
@@ -54,25 +52,39 @@ def run(
         request_file = pathlib.Path(folder, "request.json")
         result_file = pathlib.Path(folder, "result.json")
         request_file.write_text(json.dumps({**request, "result": str(result_file)}))
-        what = f"The child process {what}"
-        try:
-            done = subprocess.run(
-                [sys.executable, "-m", module, str(request_file)],
-                env=environment,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.PIPE,
-                text=True,
-                errors="replace",
-                timeout=timeout,
-                check=False,
-            )
-        except subprocess.TimeoutExpired:
-            raise TimeoutError(
-                f"{what} took longer than {timeout:g} s; allow more with timeout=, or measure "
-                "something smaller."
-            ) from None
-        if done.returncode or not result_file.exists():
-            tail = "\n".join(done.stderr.splitlines()[-_STDERR_LINES:])
-            killed = " (killed, likely for want of memory)" if done.returncode == -9 else ""
-            raise RuntimeError(f"{what} failed with exit code {done.returncode}{killed}:\n{tail}")
-        return json.loads(result_file.read_text())
+        done = subprocess.run(
+            [sys.executable, "-m", module, str(request_file)],
+            env=environment,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            timeout=timeout,
+            check=False,
+        )
+        succeeded = not done.returncode and result_file.exists()
+        return done, json.loads(result_file.read_text()) if succeeded else None
+
+
+def run(
+    module: str, request: dict[str, Any], *, what: str, for_memory: bool, timeout: float
+) -> dict[str, Any]:
+    """What comes of `complete`; `what` it does is for messages.
+
+    Raises:
+        RuntimeError: If it fails.
+        TimeoutError: If it takes longer.
+    """
+    what = f"The child process {what}"
+    try:
+        done, result = complete(module, request, for_memory=for_memory, timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise TimeoutError(
+            f"{what} took longer than {timeout:g} s; allow more with timeout=, or measure "
+            "something smaller."
+        ) from None
+    if result is None:
+        tail = "\n".join(done.stderr.splitlines()[-_STDERR_LINES:])
+        killed = " (killed, likely for want of memory)" if done.returncode == -9 else ""
+        raise RuntimeError(f"{what} failed with exit code {done.returncode}{killed}:\n{tail}")
+    return result

@@ -6,7 +6,9 @@ the whole batch at once. Where that matrix is large, samples go one by one.
 
 from __future__ import annotations
 
+import functools
 import math
+import operator
 from collections.abc import Callable
 
 import tensorflow as tf
@@ -111,10 +113,7 @@ def kernel_gradient(
         )
 
     patches = 4 * channels * height * width * positions * batch
-    parts = _by_sample(convolve, patches, x, dy)
-    total = parts[0]
-    for part in parts[1:]:
-        total = total + part
+    total = functools.reduce(operator.add, _by_sample(convolve, patches, x, dy))
     return tf.transpose(total, [1, 2, 0, 3])
 
 
