@@ -84,8 +84,13 @@ def restore(model: keras.Model) -> keras.Model:
         TypeError: If `model` is no Keras model.
     """
     check_is_model(model)
-    switch(model, {layer: stock_class(layer) for layer in flatten_layers(model)})
+    switch(model, stock_classes(model))
     return model
+
+
+def stock_classes(model: keras.Model) -> dict[keras.layers.Layer, type]:
+    """The Keras class of every layer, whichever it has now."""
+    return {layer: stock_class(layer) for layer in flatten_layers(model)}
 
 
 def switch(model: keras.Model, classes: Mapping[keras.layers.Layer, type]) -> None:

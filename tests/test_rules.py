@@ -55,6 +55,11 @@ def depthwise(strides=1, padding="SAME"):
     return lambda x, w: tf.nn.depthwise_conv2d(x, w, [1, strides, strides, 1], padding)
 
 
+def resize(kind, size, **options):
+    options = {"align_corners": False, "half_pixel_centers": False, **options}
+    return lambda x: getattr(tf.raw_ops, kind)(images=x, size=size, **options)
+
+
 # Sums of products: of n terms, each of two orders of summation is off by at most n eps of the
 # sum of the terms' absolute values (Higham, Accuracy and Stability, 2002, section 4.2).
 CONV = ("Conv2DBackpropInput", "Conv2DBackpropFilter")
@@ -78,6 +83,9 @@ SUMS = {
     "depthwise": (depthwise(), [(2, 9, 8, 3), (3, 3, 3, 1)], DEPTHWISE),
     "depthwise strides": (depthwise(2), [(2, 9, 8, 3), (3, 3, 3, 1)], DEPTHWISE),
     "depthwise valid": (depthwise(2, "VALID"), [(2, 10, 8, 3), (3, 3, 3, 1)], DEPTHWISE),
+    "conv groups": (conv(2), [(2, 9, 8, 6), (3, 3, 2, 6)], CONV),
+    "conv groups 1x1": (conv(), [(2, 9, 8, 6), (1, 1, 3, 4)], CONV),
+    "depthwise multiplier": (depthwise(2), [(2, 9, 8, 3), (3, 3, 3, 2)], DEPTHWISE),
     "average pool": (lambda x: tf.nn.avg_pool2d(x, 2, 2, "VALID"), [(2, 9, 8, 3)], ["AvgPoolGrad"]),
     "average pool same": (
         lambda x: tf.nn.avg_pool2d(x, 3, 2, "SAME"),
@@ -90,6 +98,26 @@ SUMS = {
         lambda x: tf.reduce_sum(tf.tile(x, [2, 3, 1, 2, 2]), [1]),
         [(1, 2, 3, 2, 1)],
         ["Sum"],
+    ),
+    **{
+        f"{kind} {size} {option}": (
+            resize(kind, size, **{option: True}),
+            [(2, 5, 4, 3)],
+            [f"{kind}Grad"],
+        )
+        for kind in ("ResizeBilinear", "ResizeNearestNeighbor")
+        for size in ((10, 8), (7, 3), (1, 9))
+        for option in ("align_corners", "half_pixel_centers")
+    },
+    "ResizeBilinear legacy": (
+        resize("ResizeBilinear", (8, 3)),
+        [(2, 5, 4, 3)],
+        ["ResizeBilinearGrad"],
+    ),
+    "ResizeNearestNeighbor legacy": (
+        resize("ResizeNearestNeighbor", (8, 3)),
+        [(2, 5, 4, 3)],
+        ["ResizeNearestNeighborGrad"],
     ),
     "slice": (lambda x: x[:, 1:3, 0], [(2, 5, 3)], ["StridedSliceGrad"]),
 }

@@ -18,6 +18,7 @@ import keras
 from bittrain_tf.analysis import plots
 from bittrain_tf.analysis.text import size_text, table, to_text
 from tflite_tools import inspection
+from tflite_tools.exporting import export
 from tflite_tools.scheduling import Scheduled, schedule
 from tflite_tools.verification import verify
 
@@ -39,6 +40,44 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (OSError, ImportError, ValueError) as error:
         print(f"tflite-tools: {error}", file=sys.stderr)
         return _UNUSABLE
+
+
+def _load(path: pathlib.Path) -> keras.Model:
+    try:
+        return keras.models.load_model(path)
+    except TypeError as error:  # as Keras says that it does not know a class
+        raise ValueError(f"{path} cannot be loaded on its own: {error}") from error
+
+
+def _export(options: argparse.Namespace) -> int:
+    model = _load(options.file)
+    missing = [
+        f"--{name}"
+        for name in ("loss", "optimizer")
+        if getattr(options, name) is None and not model.compiled
+    ]
+    if missing:
+        raise ValueError(
+            f"{options.file} was saved without being compiled. Give {' and '.join(missing)}, or "
+            "save the model compiled."
+        )
+    exported = export(
+        model,
+        options.output,
+        loss=options.loss or model.loss,
+        optimizer=options.optimizer or model.optimizer,
+        batch_size=options.batch_size,
+        metrics=options.metric,
+        sample_weight=options.sample_weight,
+        time_budget=options.time_budget,
+        overwrite=options.overwrite,
+    )
+    if options.json:
+        print(json.dumps(exported.manifest, indent=2))
+    else:
+        print(f"{exported.path}: {size_text(exported.nbytes)}")
+        print(_scheduled_table(list(exported.scheduled.values())))
+    return _OK
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -83,7 +122,7 @@ def _schedule(options: argparse.Namespace) -> int:
 
 def _verify(options: argparse.Namespace) -> int:
     """Fails if the file does not train as the model does."""
-    reference = keras.models.load_model(options.model)
+    reference = _load(options.model)
     verified = verify(options.file, reference, steps=options.steps, measured=not options.no_measure)
     if options.json:
         shown = {**dataclasses.asdict(verified), "ok": verified.ok}
@@ -103,9 +142,38 @@ def _scheduled_table(scheduled: Sequence[Scheduled]) -> str:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="tflite-tools", description="Look at .tflite files, and make them take less memory."
+        prog="tflite-tools",
+        description="Make .tflite files that train, look at them, and make them take less memory.",
     )
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    command = commands.add_parser("export", help="write a .tflite that trains a Keras model")
+    command.add_argument("file", type=pathlib.Path, help="a model, saved as .keras")
+    command.add_argument("output", type=pathlib.Path, help="where to write the .tflite")
+    command.add_argument(
+        "--batch-size", type=int, required=True, metavar="N", help="the size of every batch"
+    )
+    for name in ("loss", "optimizer"):
+        command.add_argument(
+            f"--{name}", metavar="NAME", help="Keras's name of it; by default as compiled"
+        )
+    command.add_argument(
+        "--metric",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="Keras's name of a metric function, to be reported with the loss; again for more",
+    )
+    command.add_argument("--sample-weight", action="store_true", help="samples have weights")
+    command.add_argument(
+        "--time-budget",
+        type=float,
+        default=1.1,
+        metavar="RATIO",
+        help="how long a step may take, to one that keeps all it needs (default: 1.1)",
+    )
+    command.set_defaults(run=_export)
+    _add_output(command)
 
     command = commands.add_parser(
         "inspect", help="peak, what is alive then, operators; fails on custom operators"
@@ -153,5 +221,9 @@ def _parser() -> argparse.ArgumentParser:
 
 def _add_common(command: argparse.ArgumentParser) -> None:
     command.add_argument("file", type=pathlib.Path, help="a .tflite")
+    _add_output(command)
+
+
+def _add_output(command: argparse.ArgumentParser) -> None:
     command.add_argument("--json", action="store_true", help="print JSON")
     command.add_argument("--overwrite", action="store_true", help="replace what is there")

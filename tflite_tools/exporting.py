@@ -15,7 +15,8 @@ import keras
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 
-from tflite_tools import control, manifest, microbatches, scheduling
+from bittrain_tf.rewrite import classes_for_tracing, stock_classes
+from tflite_tools import control, guards, manifest, microbatches, scheduling
 from tflite_tools import flatbuffer as fb
 from tflite_tools.convert import convert
 from tflite_tools.files import refuse_to_overwrite
@@ -24,6 +25,8 @@ from tflite_tools.training import NOTHING, Training, transfer
 
 # The signatures that compute something.
 _COMPUTING = ("train", "evaluate", "infer")
+# Those whose results depend on the shapes of the whole batch.
+_STEPS = ("train", "evaluate")
 # Bytes that the interpreter takes for an operator and its tensors: measured, 1.8 to 2.1 KB.
 _OPERATOR = 2000
 
@@ -125,12 +128,15 @@ def export(
 def converted(training: Training, parts: int) -> schema.ModelT:
     """The file as the converter makes it, of a step in so many microbatches."""
     named = {name: v.value for name, v in training.variables().items()}
-    content = convert(
-        {**training.signatures(), **transfer(named)},
-        [*named.values(), training.optimizer.learning_rate.value],
-        [v.value for v in training.random_states()],
-        parts,
-    )
+    model = training.model
+    # What `bittrain_tf.compress` made of its layers is for the machine it trains on.
+    with classes_for_tracing(model, stock_classes(model)):
+        content = convert(
+            {**training.signatures(), **transfer(named)},
+            [*named.values(), training.optimizer.learning_rate.value],
+            [v.value for v in training.random_states()],
+            parts,
+        )
     file = fb.parse(content, "what the converter made")
     _rename(file, list(named))
     return file
@@ -205,6 +211,9 @@ def _arrange(
         scheduled[name] = by_subgraph[signature.subgraphIndex]
         if name in _COMPUTING and not delegate:
             control.keep_from_delegates(file.subgraphs[signature.subgraphIndex])
+        if name in _STEPS:
+            guards.refuse_other_shapes(file, signature.subgraphIndex)
+    control.chain(file)
     return scheduled
 
 

@@ -215,13 +215,22 @@ def _op_number(model: schema.ModelT, op: schema.OperatorT) -> int:
 
 def set_metadata(model: schema.ModelT, name: str, content: bytes) -> None:
     """Attach `content` to a model under `name`, in place of what it has there."""
-    buffer = schema.BufferT()
-    buffer.data = np.frombuffer(content, np.uint8)
+    data = np.frombuffer(content, np.uint8)
+    for metadata in listed(model.metadata):
+        if text(metadata.name) == name:
+            model.buffers[metadata.buffer].data = data
+            return
     metadata = schema.MetadataT()
-    metadata.name, metadata.buffer = name.encode(), len(model.buffers)
+    metadata.name, metadata.buffer = name.encode(), add_buffer(model, data)
+    model.metadata = [*listed(model.metadata), metadata]
+
+
+def add_buffer(model: schema.ModelT, data: np.ndarray) -> int:
+    """The number of a new buffer with these bytes."""
+    buffer = schema.BufferT()
+    buffer.data = data
     model.buffers = [*model.buffers, buffer]
-    others = [m for m in listed(model.metadata) if text(m.name) != name]
-    model.metadata = [*others, metadata]
+    return len(model.buffers) - 1
 
 
 def text(value: bytes | str | None) -> str:

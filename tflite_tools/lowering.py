@@ -8,7 +8,8 @@ definition of a layer, a loss or an optimizer that could differ from the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 
 import tensorflow as tf
 
@@ -40,7 +41,8 @@ def lower(
     Raises:
         UnsupportedError: Naming the layer, if there is no way to say an operation.
     """
-    traced = tf.function(fn, input_signature=specs, autograph=False).get_concrete_function()
+    with _inlined():
+        traced = tf.function(fn, input_signature=specs, autograph=False).get_concrete_function()
     handles = {id(internal): external for external, internal in traced.graph.captures}
     dropped = {id(v.handle) for v in ignored}
     results = traced.structured_outputs
@@ -74,6 +76,17 @@ def lower(
         return {name: whole(values[id(x)]) for name, x in results.items()}
 
     return tf.function(lowered, input_signature=specs, autograph=False)
+
+
+@contextlib.contextmanager
+def _inlined() -> Iterator[None]:
+    """Functions that are compiled by themselves, such as convolutions in groups, become a part."""
+    before = tf.config.functions_run_eagerly()
+    tf.config.run_functions_eagerly(True)  # into the graph that is being traced
+    try:
+        yield
+    finally:
+        tf.config.run_functions_eagerly(before)
 
 
 def _needed(

@@ -13,6 +13,7 @@ from tflite_tools.rules import (
     matrices,
     pooling,
     random,
+    resizing,
 )
 from tflite_tools.rules.registry import Rule, find, register
 
@@ -28,4 +29,5 @@ __all__ = [
     "pooling",
     "random",
     "register",
+    "resizing",
 ]

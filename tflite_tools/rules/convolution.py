@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tflite_tools.rules.matrices import product_over_rows
 from tflite_tools.rules.registry import attribute, register, static_shape
-from tflite_tools.rules.windows import Windows, fit
+from tflite_tools.rules.windows import Windows, check_channels_last, fit
 
 # Bytes of patches beyond which a batch is taken apart. Some 10 µs an operator are nothing beside
 # the time it takes to lay out as much.
@@ -29,6 +29,14 @@ def _by_sample(fn: Callable[..., tf.Tensor], patches: int, *batches: tf.Tensor) 
         return [fn(*batches)]
     apart = [tf.split(x, samples) for x in batches]
     return [fn(*each) for each in zip(*apart, strict=True)]
+
+
+def _by_group(fn: Callable[..., tf.Tensor], groups: int, *arrays: tf.Tensor) -> tf.Tensor:
+    """`fn` of each group of channels, which are the last dimension of all arrays and the result."""
+    if groups == 1:
+        return fn(*arrays)
+    apart = [tf.split(x, groups, -1) for x in arrays]
+    return tf.concat([fn(*each) for each in zip(*apart, strict=True)], -1)
 
 
 def _joined(parts: list[tf.Tensor]) -> tf.Tensor:
@@ -45,13 +53,14 @@ def _patches(count: list[int], kernel: tf.Tensor, batch: int) -> int:
 @register("Conv2D")
 def convolution(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
     """As it is, by sample where that takes less room."""
+    check_channels_last(op)
     _, *count, _ = static_shape(op.outputs[0])
     options = {name: attribute(op, name) for name in ("strides", "padding", "dilations")}
     if options["padding"] == "EXPLICIT":
         pairs = list(attribute(op, "explicit_paddings"))
         options["padding"] = [pairs[k : k + 2] for k in range(0, 8, 2)]
 
-    def convolve(x: tf.Tensor) -> tf.Tensor:
+    def convolve(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
         return tf.nn.conv2d(
             x,
             kernel,
@@ -60,7 +69,11 @@ def convolution(op: tf.Operation, x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
             dilations=options["dilations"],
         )
 
-    return _joined(_by_sample(convolve, _patches(count, kernel, x.shape[0]), x))
+    def group(x: tf.Tensor, kernel: tf.Tensor) -> tf.Tensor:
+        patches = _patches(count, kernel, x.shape[0])
+        return _joined(_by_sample(lambda x: convolve(x, kernel), patches, x))
+
+    return _by_group(group, x.shape[3] // kernel.shape[2], x, kernel)
 
 
 @register("Conv2DBackpropInput")
@@ -69,20 +82,22 @@ def input_gradient(
 ) -> tf.Tensor:
     """A convolution with the kernel turned round; zeros between the gradients where it strides."""
     _, height, width, channels = (int(n) for n in tf.get_static_value(x_shape))
-    if kernel.shape[2] != channels:
-        raise NotImplementedError("a convolution in groups")
     windows = _windows(op, [height, width], dy, kernel.shape.as_list()[:2])
-    turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
 
-    def convolve(dy: tf.Tensor) -> tf.Tensor:
-        padded = _between(windows, dy)
-        return tf.nn.conv2d(padded, turned, 1, "VALID", dilations=windows.dilation)
+    def group(kernel: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
 
-    if windows.kernel == [1, 1] and windows.before == [0, 0]:
-        # Few multiplications, and none with zeros in between.
-        flat = tf.nn.conv2d(dy, turned, 1, "VALID")
-        return windows.spread(lambda i, j: flat)
-    return _joined(_by_sample(convolve, _patches([height, width], turned, dy.shape[0]), dy))
+        def convolve(dy: tf.Tensor) -> tf.Tensor:
+            padded = _between(windows, dy)
+            return tf.nn.conv2d(padded, turned, 1, "VALID", dilations=windows.dilation)
+
+        if windows.kernel == [1, 1] and windows.before == [0, 0]:
+            # Few multiplications, and none with zeros in between.
+            flat = tf.nn.conv2d(dy, turned, 1, "VALID")
+            return windows.spread(lambda i, j: flat)
+        return _joined(_by_sample(convolve, _patches([height, width], turned, dy.shape[0]), dy))
+
+    return _by_group(group, channels // kernel.shape[2], kernel, dy)
 
 
 @register("Conv2DBackpropFilter")
@@ -90,17 +105,20 @@ def kernel_gradient(
     op: tf.Operation, x: tf.Tensor, kernel_shape: tf.Tensor, dy: tf.Tensor
 ) -> tf.Tensor:
     """A convolution of the inputs with the gradients as its kernel, channels being the samples."""
-    height, width, channels, filters = (int(n) for n in tf.get_static_value(kernel_shape))
-    batch, *_, x_channels = static_shape(x)
-    if channels != x_channels:
-        raise NotImplementedError("a convolution in groups")
-    windows = _windows(op, x.shape.as_list()[1:3], dy, [height, width])
+    height, width, channels, _ = (int(n) for n in tf.get_static_value(kernel_shape))
+    batch, *size, x_channels = static_shape(x)
+    windows = _windows(op, size, dy, [height, width])
     positions = windows.count[0] * windows.count[1]
 
-    if height == width == 1:
-        rows = tf.reshape(windows.tap(windows.pad(x), 0, 0), [batch * positions, channels])
-        dy = tf.reshape(dy, [batch * positions, filters])
-        return tf.reshape(product_over_rows(rows, dy), [1, 1, channels, filters])
+    def group(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
+        if height == width == 1:
+            rows = tf.reshape(windows.tap(windows.pad(x), 0, 0), [batch * positions, channels])
+            filters = dy.shape[3]
+            dy = tf.reshape(dy, [batch * positions, filters])
+            return tf.reshape(product_over_rows(rows, dy), [1, 1, channels, filters])
+        patches = 4 * channels * height * width * positions * batch
+        total = functools.reduce(operator.add, _by_sample(convolve, patches, x, dy))
+        return tf.transpose(total, [1, 2, 0, 3])
 
     def convolve(x: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
         images = tf.transpose(windows.pad(x), [3, 1, 2, 0])
@@ -112,9 +130,7 @@ def kernel_gradient(
             dilations=windows.stride,
         )
 
-    patches = 4 * channels * height * width * positions * batch
-    total = functools.reduce(operator.add, _by_sample(convolve, patches, x, dy))
-    return tf.transpose(total, [1, 2, 0, 3])
+    return _by_group(group, x_channels // channels, x, dy)
 
 
 def _windows(op: tf.Operation, size: list[int], dy: tf.Tensor, kernel: list[int]) -> Windows:
@@ -149,11 +165,16 @@ def depthwise_input_gradient(
     op: tf.Operation, x_shape: tf.Tensor, kernel: tf.Tensor, dy: tf.Tensor
 ) -> tf.Tensor:
     """As `input_gradient`, channel by channel."""
-    _, height, width, _ = (int(n) for n in tf.get_static_value(x_shape))
-    _single_multiplier(kernel.shape[3])
-    windows = _windows(op, [height, width], dy, kernel.shape.as_list()[:2])
+    _, height, width, channels = (int(n) for n in tf.get_static_value(x_shape))
+    *size, _, multiplier = kernel.shape
+    windows = _windows(op, [height, width], dy, size)
     _undilated(windows)
-    return _depthwise(_between(windows, dy), tf.reverse(kernel, [0, 1]), [1, 1])
+    # One gradient from each of the channels that were made of one.
+    each = tf.reshape(tf.reverse(kernel, [0, 1]), [*size, channels * multiplier, 1])
+    dx = _depthwise(_between(windows, dy), each, [1, 1])
+    if multiplier == 1:
+        return dx
+    return tf.reduce_sum(tf.reshape(dx, [dx.shape[0], height, width, channels, multiplier]), -1)
 
 
 @register("DepthwiseConv2dNativeBackpropFilter")
@@ -162,7 +183,6 @@ def depthwise_kernel_gradient(
 ) -> tf.Tensor:
     """As `kernel_gradient`, channels and samples being channels of one image."""
     height, width, channels, multiplier = (int(n) for n in tf.get_static_value(kernel_shape))
-    _single_multiplier(multiplier)
     batch = x.shape[0]
     windows = _windows(op, x.shape.as_list()[1:3], dy, [height, width])
     _undilated(windows)
@@ -170,10 +190,12 @@ def depthwise_kernel_gradient(
     image = tf.reshape(
         tf.transpose(padded, [1, 2, 0, 3]), [1, *padded.shape[1:3], batch * channels]
     )
-    kernel = tf.reshape(tf.transpose(dy, [1, 2, 0, 3]), [*windows.count, batch * channels, 1])
+    kernel = tf.reshape(
+        tf.transpose(dy, [1, 2, 0, 3]), [*windows.count, batch * channels, multiplier]
+    )
     sums = _depthwise(image, kernel, windows.stride)
-    sums = tf.reshape(sums, [height, width, batch, channels])
-    return tf.reshape(tf.reduce_sum(sums, 2), [height, width, channels, 1])
+    sums = tf.reshape(sums, [height, width, batch, channels * multiplier])
+    return tf.reshape(tf.reduce_sum(sums, 2), [height, width, channels, multiplier])
 
 
 def _depthwise(x: tf.Tensor, kernel: tf.Tensor, dilation: list[int]) -> tf.Tensor:
@@ -192,8 +214,3 @@ def _undilated(windows: Windows) -> None:
         # TensorFlow's own gradient leaves the dilation out of account on CPUs; Keras does not
         # use it.
         raise NotImplementedError("a depthwise convolution with dilations of its own")
-
-
-def _single_multiplier(multiplier: int) -> None:
-    if multiplier != 1:
-        raise NotImplementedError("a depthwise convolution with a depth_multiplier other than 1")

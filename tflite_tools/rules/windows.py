@@ -25,8 +25,7 @@ class Windows:
     def __init__(
         self, op: tf.Operation, size: list[int], count: list[int], kernel: list[int]
     ) -> None:
-        if attribute(op, "data_format") not in ("NHWC",):
-            raise NotImplementedError("images with their channels first")
+        check_channels_last(op)
         self.size, self.count, self.kernel = size, count, kernel
         self.stride = list(attribute(op, "strides"))[1:3]
         has_dilations = "dilations" in op.node_def.attr
@@ -86,6 +85,12 @@ class Windows:
         every = [phases.get((i, j), zeros) for i in range(rows) for j in range(columns)]
         # Of the padded images, the images.
         return fit(_interleave(every, rows, columns), self.before, self.size)
+
+
+def check_channels_last(op: tf.Operation) -> None:
+    """Raise NotImplementedError if an operation's images have their channels first."""
+    if attribute(op, "data_format") != "NHWC":
+        raise NotImplementedError("images with their channels first")
 
 
 def fit(x: tf.Tensor, start: list[int], size: list[int], value: float = 0.0) -> tf.Tensor:
