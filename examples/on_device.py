@@ -18,6 +18,7 @@ import tflite_tools
 from examples.digits import load
 
 BATCH, KNOWN = 16, 5
+LOSS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 
 
 def build():
@@ -30,6 +31,15 @@ def build():
     return keras.Model(inputs, layers.Dense(10)(layers.GlobalAveragePooling2D()(x)))
 
 
+def pretrained(x, y):
+    """The model that leaves for the device."""
+    model = build()
+    model.compile(keras.optimizers.Adam(2e-3), LOSS)
+    few = y < KNOWN
+    model.fit(x[few], y[few], batch_size=BATCH, epochs=5, verbose=0)
+    return model
+
+
 def main():
     keras.utils.set_random_seed(0)
     (x, y), (x_test, y_test) = load()
@@ -38,17 +48,13 @@ def main():
     def accuracy(logits):
         return f"{np.mean(np.argmax(logits, -1) == y_test):.1%} of the test digits right"
 
-    model = build()
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile(keras.optimizers.Adam(2e-3), loss)
-    few = y < KNOWN
-    model.fit(x[few], y[few], batch_size=BATCH, epochs=5, verbose=0)
+    model = pretrained(x, y)
     print(f"in Keras, trained on 0 to {KNOWN - 1}: {accuracy(model.predict(x_test, verbose=0))}")
 
     with tempfile.TemporaryDirectory() as folder:
         path = pathlib.Path(folder, "digits.tflite")
         exported = tflite_tools.export(
-            model, path, loss=loss, optimizer=model.optimizer, batch_size=BATCH
+            model, path, loss=LOSS, optimizer=model.optimizer, batch_size=BATCH
         )
         train = exported.scheduled["train"]
         print(

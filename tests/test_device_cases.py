@@ -204,6 +204,11 @@ def test_compiled_model_api(tmp_path):
         outputs = run("train", x=x, y=y, learning_rate=np.float32([1e-3]))
         loss = trainer.train_step(x, y, learning_rate=1e-3)["loss"]
         np.testing.assert_allclose(outputs["loss"].read(1, np.float32)[0], loss, rtol=1e-4)
+    for name, buffer in run("get_weights", nothing=np.zeros(1, np.float32)).items():
+        value = trainer.weights()[name]
+        if value.dtype == np.float32:  # buffers give no int64
+            read = buffer.read(value.size, np.float32).reshape(value.shape)
+            np.testing.assert_allclose(read, value, rtol=0, atol=1e-4, err_msg=name)
     # The signatures share what was trained.
     found = run("infer", x=x)["output"].read(BATCH * 3, np.float32).reshape(BATCH, 3)
     np.testing.assert_allclose(found, trainer.infer(x), rtol=0, atol=1e-3)

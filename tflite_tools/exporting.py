@@ -21,7 +21,7 @@ from tflite_tools import flatbuffer as fb
 from tflite_tools.convert import convert
 from tflite_tools.files import refuse_to_overwrite
 from tflite_tools.graph import Graph
-from tflite_tools.training import NOTHING, Training, transfer
+from tflite_tools.training import NOTHING, Training, transfer, transfer_shape
 
 # The signatures that compute something.
 _COMPUTING = ("train", "evaluate", "infer")
@@ -256,7 +256,7 @@ def _manifest(training: Training, peaks: Mapping[str, int]) -> dict[str, Any]:
             for name, specs in inputs.items()
         },
         "variables": [
-            {"name": name, "shape": list(v.shape), "dtype": v.dtype}
+            {"name": name, "shape": transfer_shape(v.shape), "dtype": v.dtype}
             for name, v in training.variables().items()
         ],
         "versions": {

@@ -56,8 +56,16 @@ class Batched:
     def parts(self, count: int) -> Sequence[tf.Tensor]:
         """Its `count` parts, in order."""
         if self._parts is None:
-            self._parts = tf.split(self._whole, count)
+            self._parts = _split(self._whole, count)
         return self._parts
+
+
+def _split(x: tf.Tensor, count: int) -> Sequence[tf.Tensor]:
+    """Equal parts; of booleans, which TensorFlow Lite does not split, as slices."""
+    if x.dtype != tf.bool:
+        return tf.split(x, count)
+    rows = x.shape[0] // count
+    return [x[k * rows : (k + 1) * rows] for k in range(count)]
 
 
 Value = "tf.Tensor | Batched | None"

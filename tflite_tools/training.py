@@ -161,6 +161,15 @@ class Training:
         return tf.TensorSpec([self.batch_size, *shape], tf.int32 if sparse else tf.float32, "y")
 
 
+def transfer_shape(shape: Sequence[int]) -> list[int]:
+    """As what a variable of a shape goes in and out.
+
+    Single numbers as vectors of one: LiteRT's `CompiledModel` (2.3) cannot give out what a read of
+    a variable of no dimensions makes.
+    """
+    return list(shape) or [1]
+
+
 def transfer(variables: dict[str, tf.Variable]) -> dict[str, Signature]:
     """The signatures that take all variables out, put them in, and set them back.
 
@@ -170,17 +179,18 @@ def transfer(variables: dict[str, tf.Variable]) -> dict[str, Signature]:
     values = list(variables.values())
 
     def get(nothing: tf.Tensor) -> dict[str, tf.Tensor]:
-        return {f"v{i}": tf.identity(v.read_value()) for i, v in enumerate(values)}
+        read = [tf.reshape(v.read_value(), transfer_shape(v.shape)) for v in values]
+        return {f"v{i}": tf.identity(x) for i, x in enumerate(read)}
 
     def put(*given: tf.Tensor) -> dict[str, tf.Tensor]:
         for variable, value in zip(values, given, strict=True):
-            variable.assign(value)
+            variable.assign(tf.reshape(value, variable.shape))
         return {"count": tf.constant([len(values)], tf.int32)}
 
     def reset(nothing: tf.Tensor) -> dict[str, tf.Tensor]:
         return put(*map(tf.constant, initial))
 
-    specs = [tf.TensorSpec(v.shape, v.dtype, f"v{i}") for i, v in enumerate(values)]
+    specs = [tf.TensorSpec(transfer_shape(v.shape), v.dtype, f"v{i}") for i, v in enumerate(values)]
     return {
         "get_weights": Signature(get, [NOTHING]),
         "set_weights": Signature(put, specs),

@@ -18,7 +18,7 @@ from tflite_tools import flatbuffer as fb
 from tflite_tools.graph import RANDOM, Graph
 from tflite_tools.measurement import Measured, measure
 from tflite_tools.trainer import Trainer
-from tflite_tools.training import Training
+from tflite_tools.training import Training, transfer_shape
 
 _EPS = float(np.finfo(np.float32).eps)
 # Steps of Keras with other errors, at least and at most: which units an error switches is a matter
@@ -188,7 +188,7 @@ class _Reference:
         declared = self._manifest["variables"]
         # By their order: Keras counts the names of layers up from one model to the next.
         own = list(training.variables().values())
-        shapes = [list(v.shape) for v in own]
+        shapes = [transfer_shape(v.shape) for v in own]
         if shapes != [v["shape"] for v in declared]:
             raise ValueError(
                 "The file is of another model or optimizer: its variables have shapes "
@@ -233,12 +233,14 @@ class _Reference:
     def step(self, state: Arrays, batch: Sequence[Any]) -> dict[str, np.ndarray]:
         """The loss, all variables and the output after one step from `state`."""
         for name, variable in self._variables.items():
-            variable.assign(state[name])
+            variable.assign(state[name].reshape(variable.shape))
         self._model.optimizer.learning_rate = self._rate
         inputs, (y, *weights) = batch[: self.inputs], batch[self.inputs :]
         x = inputs[0] if self.inputs == 1 else list(inputs)
         loss = self._model.train_on_batch(x, y, sample_weight=weights[0] if weights else None)
-        results = {name: v.numpy() for name, v in self._variables.items()}
+        results = {
+            name: v.numpy().reshape(transfer_shape(v.shape)) for name, v in self._variables.items()
+        }
         output = self._model(x, training=False).numpy()
         return {"loss": np.float32(loss), **results, "output": output}
 

@@ -85,7 +85,7 @@ def input_gradient(
     windows = _windows(op, [height, width], dy, kernel.shape.as_list()[:2])
 
     def group(kernel: tf.Tensor, dy: tf.Tensor) -> tf.Tensor:
-        turned = tf.transpose(tf.reverse(kernel, [0, 1]), [0, 1, 3, 2])
+        turned = tf.transpose(_turned(kernel), [0, 1, 3, 2])
 
         def convolve(dy: tf.Tensor) -> tf.Tensor:
             padded = _between(windows, dy)
@@ -133,6 +133,17 @@ def kernel_gradient(
     return _by_group(group, x_channels // channels, x, dy)
 
 
+def _turned(kernel: tf.Tensor) -> tf.Tensor:
+    """A kernel with its last row and column first.
+
+    As one dimension: reversing two at once, interpreters before LiteRT do wrongly (2.14).
+    """
+    height, width, *channels = kernel.shape
+    return tf.reshape(
+        tf.reverse(tf.reshape(kernel, [height * width, *channels]), [0]), kernel.shape
+    )
+
+
 def _windows(op: tf.Operation, size: list[int], dy: tf.Tensor, kernel: list[int]) -> Windows:
     return Windows(op, size, dy.shape.as_list()[1:3], kernel)
 
@@ -170,7 +181,7 @@ def depthwise_input_gradient(
     windows = _windows(op, [height, width], dy, size)
     _undilated(windows)
     # One gradient from each of the channels that were made of one.
-    each = tf.reshape(tf.reverse(kernel, [0, 1]), [*size, channels * multiplier, 1])
+    each = tf.reshape(_turned(kernel), [*size, channels * multiplier, 1])
     dx = _depthwise(_between(windows, dy), each, [1, 1])
     if multiplier == 1:
         return dx
