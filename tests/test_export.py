@@ -462,6 +462,39 @@ def test_verified(build, optimizer, tmp_path):
     assert verified.ok, verified.render()
 
 
+def absolute(y, prediction):
+    return tf.reduce_mean(tf.abs(y - prediction), -1)
+
+
+@pytest.mark.parametrize(
+    ("activation", "loss"),
+    [
+        ("softmax", keras.losses.SparseCategoricalCrossentropy()),
+        (None, keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
+        ("softmax", keras.losses.CategoricalCrossentropy(label_smoothing=0.1)),
+        (None, keras.losses.CategoricalCrossentropy(from_logits=True)),
+        ("sigmoid", keras.losses.BinaryCrossentropy()),
+        (None, keras.losses.BinaryCrossentropy(from_logits=True)),
+        ("sigmoid", "binary_crossentropy"),
+        ("tanh", keras.losses.MeanSquaredError(reduction="sum")),
+        ("tanh", "mean_absolute_error"),
+        (None, keras.losses.Huber(0.3)),
+        (None, absolute),
+    ],
+    ids=lambda x: x if isinstance(x, str) else getattr(x, "name", getattr(x, "__name__", "logits")),
+)
+def test_losses(activation, loss, tmp_path):
+    keras.utils.set_random_seed(0)
+    model = keras.Sequential(
+        [keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(3, activation)]
+    )
+    model.compile(keras.optimizers.SGD(0.1), loss)
+    path = tmp_path / "model.tflite"
+    tflite_tools.export(model, path, loss=loss, optimizer=model.optimizer, batch_size=BATCH)
+    verified = tflite_tools.verify(path, model, steps=3, measured=False)
+    assert verified.ok, verified.render()
+
+
 @pytest.mark.parametrize(
     ("build", "optimizer", "says"),
     [

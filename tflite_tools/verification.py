@@ -181,7 +181,8 @@ class _Reference:
     def __init__(self, model: keras.Model, trainer: Trainer) -> None:
         optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         self._manifest = trainer.manifest
-        self._model = keras.models.clone_model(model)
+        # Not of the model itself: that would look for the class of its loss by name.
+        self._model = keras.models.clone_model(keras.Model(model.inputs, model.outputs))
         size = self._manifest["batch_size"]
         training = Training(self._model, model.loss, optimizer, {}, size, False)
         self.inputs = len(training.inputs)
