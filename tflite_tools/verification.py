@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 import os
 import pathlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from bittrain_tf.analysis.text import size_text, table, to_text
 from tflite_tools import cost
@@ -110,10 +112,11 @@ def verify(
 
     Each step starts from the same state in both, that of LiteRT before it, optimizer included.
     Compared are the loss, every variable and the output of inference. What they may differ by is
-    measured: how far steps of Keras go apart whose variables differ by the error that rounding
-    makes in the longest sum in the file, eps times the square root of its number of terms (Higham,
-    Accuracy and Stability of Numerical Algorithms, 2002, section 2.8). So differences are found as
-    large as rounding makes them where a unit is switched on or off by it, and no larger.
+    measured: how far steps of Keras go apart whose variables, and what each layer makes, differ by
+    the error that rounding makes in the longest sum in the file, eps times the square root of its
+    number of terms (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 2.8). So
+    differences are found as large as rounding makes them where a unit is switched on or off by it,
+    or where a sum is all but zero, and no larger.
 
     Args:
         path: A file that `export` wrote.
@@ -143,9 +146,8 @@ def verify(
             "The model draws random numbers when it trains (dropout, noise), so that no two runs "
             "can be compared. Verify it with these layers' rates at 0, exported the same way."
         )
-    against = _Reference(reference, trainer)
     terms = max(cost.terms(graph, i) for graph in graphs for i in range(len(graph)))
-    error = _EPS * math.sqrt(terms)
+    against = _Reference(reference, trainer, _EPS * math.sqrt(terms))
     found: dict[str, Difference] = {}
     batches = iter(data) if data is not None else None
     done = 0
@@ -158,7 +160,7 @@ def verify(
         loss = trainer.train_step(*batch)["loss"]
         results = {"loss": np.float32(loss), **trainer.weights()}
         results["output"] = trainer.infer(*batch[: against.inputs])
-        for difference in against.differences(results, state, batch, error, step):
+        for difference in against.differences(results, state, batch, step):
             name = difference.what
             if name not in found or difference.ratio > found[name].ratio:
                 found[name] = difference
@@ -176,13 +178,17 @@ def verify(
 
 
 class _Reference:
-    """A copy of a model, and its steps."""
+    """A copy of a model, and its steps, with rounding errors of a relative size or without."""
 
-    def __init__(self, model: keras.Model, trainer: Trainer) -> None:
+    def __init__(self, model: keras.Model, trainer: Trainer, error: float) -> None:
         optimizer = type(model.optimizer).from_config(model.optimizer.get_config())
         self._manifest = trainer.manifest
+        self._error = error
+        self._rounding = _Rounding()
         # Not of the model itself: that would look for the class of its loss by name.
-        self._model = keras.models.clone_model(keras.Model(model.inputs, model.outputs))
+        self._model = keras.models.clone_model(
+            keras.Model(model.inputs, model.outputs), call_function=self._rounding.after
+        )
         size = self._manifest["batch_size"]
         training = Training(self._model, model.loss, optimizer, {}, size, False)
         self.inputs = len(training.inputs)
@@ -212,19 +218,22 @@ class _Reference:
         ]
 
     def differences(
-        self, results: Arrays, state: Arrays, batch: Sequence[Any], error: float, step: int
+        self, results: Arrays, state: Arrays, batch: Sequence[Any], step: int
     ) -> list[Difference]:
-        """What results of a step from `state` are off by, and may be with errors of that size."""
+        """What results of a step from `state` are off by, and may be."""
         expected = self.step(state, batch)
         spread = dict.fromkeys(results, 0.0)
         for seed in range(_MANY):
-            other = self.step(_perturbed(state, error, seed), batch)
+            self._rounding.error.assign(self._error)
+            self._rounding.seed.assign(seed)
+            other = self.step(_perturbed(state, self._error, seed), batch)
+            self._rounding.error.assign(0.0)
             differences = []
             for name, value in results.items():
                 spread[name] = max(spread[name], _distance(expected[name], other[name]))
                 scale = float(np.max(np.abs(expected[name]), initial=0))
                 # Either of the two may be off by as much.
-                tolerance = 2 * spread[name] + error * scale
+                tolerance = 2 * spread[name] + self._error * scale
                 difference = _distance(value, expected[name])
                 differences.append(Difference(name, step, difference, tolerance))
             if seed + 1 >= _FEW and all(d.ratio <= 1 for d in differences):
@@ -244,6 +253,41 @@ class _Reference:
         }
         output = self._model(x, training=False).numpy()
         return {"loss": np.float32(loss), **results, "output": output}
+
+
+class _Rounding:
+    """Errors in what layers make.
+
+    Those of a channel are all up or all down: so its sum, as statistics of normalizations are, is
+    off by the error of a sum, which is relative to the terms' absolute values.
+
+    Attributes:
+        error: Their relative size; none at 0.
+        seed: Which of them are up, and which down.
+    """
+
+    def __init__(self) -> None:
+        self.error = tf.Variable(0.0, trainable=False)
+        self.seed = tf.Variable(0, trainable=False)
+        self._count = itertools.count()
+
+    def after(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the layer makes, with errors."""
+        return keras.tree.map_structure(self._with_errors, layer(*args, **kwargs))
+
+    def _with_errors(self, x: Any) -> Any:
+        if not keras.backend.is_float_dtype(x.dtype):
+            return x
+        number = next(self._count)
+
+        def disturb(x: tf.Tensor) -> tf.Tensor:
+            bits = tf.random.stateless_uniform(
+                tf.shape(x)[-1:], [self.seed, number], 0, 2, dtype=tf.int32
+            )
+            sign = tf.cast(2 * bits - 1, x.dtype)
+            return x + tf.cast(self.error, x.dtype) * sign * tf.abs(x)
+
+        return keras.layers.Lambda(disturb, lambda shape: shape)(x)
 
 
 def _perturbed(state: Arrays, error: float, seed: int) -> dict[str, np.ndarray]:
