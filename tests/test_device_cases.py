@@ -10,6 +10,7 @@ import json
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from keras import layers
 
 pytest.importorskip("ai_edge_litert")
@@ -141,6 +142,11 @@ class TestOtherBatchSizes:
             for name, more in (("train", {"learning_rate": rate}), ("evaluate", {})):
                 with pytest.raises(RuntimeError, match="failed to prepare"):
                     interpreter.get_signature_runner(name)(x=x, y=x, **more)
+        x = np.ones((BATCH, 8, 8, 3), np.float32)
+        with pytest.raises(RuntimeError, match="failed to prepare"):
+            interpreter.get_signature_runner("train")(
+                x=x, y=x, learning_rate=np.array([0, 0.1, 1], np.float32)
+            )
 
 
 @pytest.mark.parametrize(
@@ -285,6 +291,39 @@ def test_less_common_layers(layer, tmp_path):
     )
     export(model, path)
     verify(path, model)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "uint8", "bool"])
+def test_inputs_of_other_types(dtype, tmp_path):
+    """Of which the batch is taken apart."""
+    inputs = keras.Input((6,), dtype=dtype)
+    x = layers.Embedding(2, 4)(inputs) if dtype == "int64" else keras.ops.cast(inputs, "float32")
+    model = keras.Model(inputs, layers.Dense(3)(layers.Flatten()(x)))
+    path = tmp_path / "model.tflite"
+    export(model, path)
+    x = np.random.default_rng(0).integers(0, 2, (BATCH, 6)).astype(dtype)
+    found = tflite_tools.Trainer(path).infer(x)
+    np.testing.assert_allclose(found, model(x), rtol=0, atol=1e-5)
+
+
+def test_adapted_statistics(tmp_path):
+    path = tmp_path / "model.tflite"
+    normalization = layers.Normalization()
+    normalization.adapt(3 + 5 * batch(64, (6,))[0])
+    model = keras.Sequential([keras.Input((6,)), normalization, layers.Dense(3)])
+    export(model, path)
+    verify(path, model)
+
+
+def test_control_flow_in_a_function_is_named(tmp_path):
+    class Branching(layers.Layer):
+        @tf.function
+        def call(self, x):
+            return x if tf.reduce_sum(x) > 0 else 2 * x
+
+    model = sequential(layers.Dense(4), Branching(), layers.Dense(3), shape=(6,))
+    with pytest.raises(tflite_tools.UnsupportedError, match="depends on data"):
+        export(model, tmp_path / "model.tflite")
 
 
 def test_a_compressed_model(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pathlib
 import subprocess
 import sys
@@ -52,12 +53,31 @@ def export(model, path, batch_size):
     return path
 
 
+def run(script, *arguments):
+    """In a process of its own.
+
+    Where operations are to be deterministic, as in these tests, TensorFlow makes cross-entropy of
+    others, and the batch is not divided.
+    """
+    tests = pathlib.Path(__file__).parent
+    command = [sys.executable, "-c", f"import sys\n{script}", *map(str, arguments)]
+    path = os.pathsep.join(map(str, (tests, tests.parent)))
+    ran = subprocess.run(
+        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("name", BUILDS)
 def test_training(name, optimizer, tmp_path):
+    run("import test_device_goals as goals; goals.train(*sys.argv[1:])", name, optimizer, tmp_path)
+
+
+def train(name, optimizer, folder):
     """In batches of 2, which what is shown here does not depend on: thousands of steps are run."""
     model = built(name, optimizer)
-    path = export(model, tmp_path / "model.tflite", 2)
+    path = export(model, pathlib.Path(folder, "model.tflite"), 2)
     file = fb.read(path)
     assert not [name for graph in file.subgraphs for name in fb.custom_names(file, graph)]
 
@@ -122,17 +142,12 @@ def peak(path):
 
 
 def files(name, folder):
-    """As the benchmark writes them, in a process of its own.
-
-    Where operations are to be deterministic, as in these tests, TensorFlow makes cross-entropy of
-    others, and the batch is not divided.
-    """
+    """As the benchmark writes them."""
     script = (
-        "import pathlib, sys; from benchmarks import on_device;"
+        "import pathlib; from benchmarks import on_device;"
         "list(on_device.files(getattr(on_device, sys.argv[1]), pathlib.Path(sys.argv[2])))"
     )
-    root = pathlib.Path(__file__).parents[1]
-    subprocess.run([sys.executable, "-c", script, name, str(folder)], check=True, cwd=root)
+    run(script, name, folder)
 
 
 @pytest.mark.parametrize("name", PEAKS)

@@ -470,6 +470,7 @@ def absolute(y, prediction):
     ("activation", "loss"),
     [
         ("softmax", keras.losses.SparseCategoricalCrossentropy()),
+        ("softmax", keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
         (None, keras.losses.SparseCategoricalCrossentropy(from_logits=True)),
         ("softmax", keras.losses.CategoricalCrossentropy(label_smoothing=0.1)),
         (None, keras.losses.CategoricalCrossentropy(from_logits=True)),
@@ -485,8 +486,15 @@ def absolute(y, prediction):
 )
 def test_losses(activation, loss, tmp_path):
     keras.utils.set_random_seed(0)
+    # Large logits, from which Keras takes its loss, not from probabilities near 0 and 1.
+    scale = 30.0 if activation in ("softmax", "sigmoid") else 1.0
     model = keras.Sequential(
-        [keras.Input((6,)), layers.Dense(8, "relu"), layers.Dense(3, activation)]
+        [
+            keras.Input((6,)),
+            layers.Rescaling(scale),
+            layers.Dense(8, "relu", name="lambda"),
+            layers.Dense(3, activation),
+        ]
     )
     model.compile(keras.optimizers.SGD(0.1), loss)
     path = tmp_path / "model.tflite"

@@ -54,12 +54,12 @@ def _export(options: argparse.Namespace) -> int:
     missing = [
         f"--{name}"
         for name in ("loss", "optimizer")
-        if getattr(options, name) is None and not model.compiled
+        if getattr(options, name) is None and getattr(model, name, None) is None
     ]
     if missing:
         raise ValueError(
-            f"{options.file} was saved without being compiled. Give {' and '.join(missing)}, or "
-            "save the model compiled."
+            f"{options.file} was not saved with them: give {' and '.join(missing)}, or save the "
+            "model compiled."
         )
     exported = export(
         model,

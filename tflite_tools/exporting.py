@@ -8,6 +8,7 @@ import importlib.metadata
 import json
 import os
 import pathlib
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -27,6 +28,8 @@ from tflite_tools.training import NOTHING, Training, transfer, transfer_shape
 _COMPUTING = ("train", "evaluate", "infer")
 # Those whose results depend on the shapes of the whole batch.
 _STEPS = ("train", "evaluate")
+# What tracing switches, the classes of layers and how functions run, is there once.
+_TRACING = threading.Lock()
 # Bytes that the interpreter takes for an operator and its tensors: measured, 1.8 to 2.1 KB.
 _OPERATOR = 2000
 
@@ -130,7 +133,7 @@ def converted(training: Training, parts: int) -> schema.ModelT:
     named = {name: v.value for name, v in training.variables().items()}
     model = training.model
     # What `bittrain_tf.compress` made of its layers is for the machine it trains on.
-    with classes_for_tracing(model, stock_classes(model)):
+    with _TRACING, classes_for_tracing(model, stock_classes(model)):
         content = convert(
             {**training.signatures(), **transfer(named)},
             [*named.values(), training.optimizer.learning_rate.value],

@@ -20,12 +20,16 @@ _MOST_DIMENSIONS = 5  # that TensorFlow Lite takes slices of
 def refuse_other_shapes(file: schema.ModelT, number: int) -> None:
     """Begin a subgraph with operators that cannot be prepared if an input has another shape.
 
-    Each pair takes one line of an input along one dimension, and gives it that dimension's size.
+    Each takes one line of an input along one dimension, and gives it that dimension's size. Inputs
+    of more than five dimensions are not checked.
     """
     subgraph = file.subgraphs[number]
     checks: list[schema.OperatorT] = []
     for x in fb.listed(subgraph.inputs):
         shape = fb.listed(subgraph.tensors[x].shape)
+        dtype = fb.dtype(subgraph.tensors[x])
+        if not shape:
+            checks.append(_reshape(file, subgraph, x, 1, dtype))
         if len(shape) > _MOST_DIMENSIONS:
             continue
         for axis, size in enumerate(shape):
@@ -33,16 +37,23 @@ def refuse_other_shapes(file: schema.ModelT, number: int) -> None:
             line[axis] = -1  # all that there is
             begin = _add(file, subgraph, [len(shape)], "int32", np.zeros_like(line))
             extent = _add(file, subgraph, [len(shape)], "int32", line)
-            taken = _add(file, subgraph, np.where(line < 0, size, 1), fb.dtype(subgraph.tensors[x]))
+            taken = _add(file, subgraph, np.where(line < 0, size, 1), dtype)
             checks.append(_operator(file, "SLICE", [x, begin, extent], taken))
-            same = _add(file, subgraph, [size], fb.dtype(subgraph.tensors[x]))
-            options = schema.ReshapeOptionsT()
-            options.newShape = np.array([size], np.int32)
-            check = _operator(file, "RESHAPE", [taken], same)
-            check.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
-            check.builtinOptions = options
-            checks.append(check)
+            checks.append(_reshape(file, subgraph, taken, size, dtype))
     subgraph.operators = [*checks, *fb.listed(subgraph.operators)]
+
+
+def _reshape(
+    file: schema.ModelT, subgraph: schema.SubGraphT, tensor: int, size: int, dtype: str
+) -> schema.OperatorT:
+    """Into a vector of that size."""
+    options = schema.ReshapeOptionsT()
+    options.newShape = np.array([size], np.int32)
+    output = _add(file, subgraph, [size], dtype)
+    operator = _operator(file, "RESHAPE", [tensor], output)
+    operator.builtinOptionsType = schema.BuiltinOptions.ReshapeOptions
+    operator.builtinOptions = options
+    return operator
 
 
 def _add(

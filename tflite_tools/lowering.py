@@ -42,7 +42,12 @@ def lower(
         UnsupportedError: Naming the layer, if there is no way to say an operation.
     """
     with _inlined():
-        traced = tf.function(fn, input_signature=specs, autograph=False).get_concrete_function()
+        try:
+            traced = tf.function(fn, input_signature=specs, autograph=False).get_concrete_function()
+        except tf.errors.OperatorNotAllowedInGraphError as error:
+            raise UnsupportedError(
+                "a branch or a loop that depends on data, in a tf.function", "the model"
+            ) from error
     handles = {id(internal): external for external, internal in traced.graph.captures}
     dropped = {id(v.handle) for v in ignored}
     results = traced.structured_outputs
@@ -80,7 +85,10 @@ def lower(
 
 @contextlib.contextmanager
 def _inlined() -> Iterator[None]:
-    """Functions that are compiled by themselves, such as convolutions in groups, become a part."""
+    """Functions that are compiled by themselves, such as convolutions in groups, become a part.
+
+    By a switch for the whole process: one trace at a time.
+    """
     before = tf.config.functions_run_eagerly()
     tf.config.run_functions_eagerly(True)  # into the graph that is being traced
     try:

@@ -61,8 +61,8 @@ class Batched:
 
 
 def _split(x: tf.Tensor, count: int) -> Sequence[tf.Tensor]:
-    """Equal parts; of booleans, which TensorFlow Lite does not split, as slices."""
-    if x.dtype != tf.bool:
+    """Equal parts; slices, where TensorFlow Lite has no operator to split the type."""
+    if x.dtype in (tf.float32, tf.int32):
         return tf.split(x, count)
     rows = x.shape[0] // count
     return [x[k * rows : (k + 1) * rows] for k in range(count)]

@@ -15,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from bittrain_tf.analysis.text import size_text, table, to_text
+from bittrain_tf.private import flatten_layers
 from tflite_tools import cost
 from tflite_tools import flatbuffer as fb
 from tflite_tools.graph import RANDOM, Graph
@@ -112,11 +113,11 @@ def verify(
 
     Each step starts from the same state in both, that of LiteRT before it, optimizer included.
     Compared are the loss, every variable and the output of inference. What they may differ by is
-    measured: how far steps of Keras go apart whose variables, and what each layer makes, differ by
-    the error that rounding makes in the longest sum in the file, eps times the square root of its
-    number of terms (Higham, Accuracy and Stability of Numerical Algorithms, 2002, section 2.8). So
-    differences are found as large as rounding makes them where a unit is switched on or off by it,
-    or where a sum is all but zero, and no larger.
+    measured: how far steps of Keras go apart whose variables, and what each layer takes (of a model
+    within the model, what that takes), differ by the error that rounding makes in the longest sum
+    in the file, eps times the square root of its number of terms (Higham, Accuracy and Stability of
+    Numerical Algorithms, 2002, section 2.8). So differences are found as large as rounding makes
+    them where a unit is switched on or off by it, or where a sum is all but zero, and no larger.
 
     Args:
         path: A file that `export` wrote.
@@ -187,7 +188,7 @@ class _Reference:
         self._rounding = _Rounding()
         # Not of the model itself: that would look for the class of its loss by name.
         self._model = keras.models.clone_model(
-            keras.Model(model.inputs, model.outputs), call_function=self._rounding.after
+            keras.Model(model.inputs, model.outputs), call_function=self._rounding.before
         )
         size = self._manifest["batch_size"]
         training = Training(self._model, model.loss, optimizer, {}, size, False)
@@ -244,6 +245,9 @@ class _Reference:
         """The loss, all variables and the output after one step from `state`."""
         for name, variable in self._variables.items():
             variable.assign(state[name].reshape(variable.shape))
+        for layer in flatten_layers(self._model):
+            if isinstance(layer, keras.layers.Normalization):
+                layer.finalize_state()  # computes by copies of its variables
         self._model.optimizer.learning_rate = self._rate
         inputs, (y, *weights) = batch[: self.inputs], batch[self.inputs :]
         x = inputs[0] if self.inputs == 1 else list(inputs)
@@ -256,7 +260,9 @@ class _Reference:
 
 
 class _Rounding:
-    """Errors in what layers make.
+    """Errors in what layers take.
+
+    Not in what they make: losses look at where the model's output comes from.
 
     Those of a channel are all up or all down: so its sum, as statistics of normalizations are, is
     off by the error of a sum, which is relative to the terms' absolute values.
@@ -271,12 +277,13 @@ class _Rounding:
         self.seed = tf.Variable(0, trainable=False)
         self._count = itertools.count()
 
-    def after(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """What the layer makes, with errors."""
-        return keras.tree.map_structure(self._with_errors, layer(*args, **kwargs))
+    def before(self, layer: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """What the layer makes of its arguments with errors."""
+        args, kwargs = keras.tree.map_structure(self._with_errors, (args, kwargs))
+        return layer(*args, **kwargs)
 
     def _with_errors(self, x: Any) -> Any:
-        if not keras.backend.is_float_dtype(x.dtype):
+        if not keras.backend.is_keras_tensor(x) or not keras.backend.is_float_dtype(x.dtype):
             return x
         number = next(self._count)
 
@@ -287,7 +294,7 @@ class _Rounding:
             sign = tf.cast(2 * bits - 1, x.dtype)
             return x + tf.cast(self.error, x.dtype) * sign * tf.abs(x)
 
-        return keras.layers.Lambda(disturb, lambda shape: shape)(x)
+        return keras.layers.Lambda(disturb, lambda shape: shape, name=f"rounding_error_{number}")(x)
 
 
 def _perturbed(state: Arrays, error: float, seed: int) -> dict[str, np.ndarray]:

@@ -39,7 +39,11 @@ def nearest(op: tf.Operation, dy: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     def matrix(size: int, resized: int) -> np.ndarray:
         at = _positions(op, size, resized, middle=0.0)
         # Away from zero at .5, as TensorFlow rounds.
-        chosen = np.floor(at + np.float32(0.5)) if attribute(op, "align_corners") else np.floor(at)
+        chosen = (
+            np.floor(at.astype(np.float64) + 0.5)
+            if attribute(op, "align_corners")
+            else np.floor(at)
+        )
         return np.eye(size, dtype=np.float32)[np.clip(chosen, 0, size - 1).astype(int)]
 
     sizes = zip(map(int, tf.get_static_value(size)), dy.shape[1:3], strict=True)
