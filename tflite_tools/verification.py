@@ -188,7 +188,7 @@ class _Reference:
         self._rounding = _Rounding()
         # Not of the model itself: that would look for the class of its loss by name.
         self._model = keras.models.clone_model(
-            keras.Model(model.inputs, model.outputs), call_function=self._rounding.before
+            keras.Model(model.input, model.outputs), call_function=self._rounding.before
         )
         size = self._manifest["batch_size"]
         training = Training(self._model, model.loss, optimizer, {}, size, False)
