@@ -187,8 +187,9 @@ class _Reference:
         self._error = error
         self._rounding = _Rounding()
         # Not of the model itself: that would look for the class of its loss by name.
+        inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
         self._model = keras.models.clone_model(
-            keras.Model(model.input, model.outputs), call_function=self._rounding.before
+            keras.Model(inputs, model.outputs), call_function=self._rounding.before
         )
         size = self._manifest["batch_size"]
         training = Training(self._model, model.loss, optimizer, {}, size, False)
