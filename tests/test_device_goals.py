@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import pathlib
-import subprocess
 import sys
 
 import keras
 import numpy as np
 import pytest
+from processes import python
 
 pytest.importorskip("ai_edge_litert")
 import tflite_tools
@@ -59,12 +58,8 @@ def run(script, *arguments):
     Where operations are to be deterministic, as in these tests, TensorFlow makes cross-entropy of
     others, and the batch is not divided.
     """
-    tests = pathlib.Path(__file__).parent
-    command = [sys.executable, "-c", f"import sys\n{script}", *map(str, arguments)]
-    path = os.pathsep.join(map(str, (tests, tests.parent)))
-    ran = subprocess.run(
-        command, env={**os.environ, "PYTHONPATH": path}, capture_output=True, text=True, check=False
-    )
+    tests = str(pathlib.Path(__file__).parent)
+    ran = python("-c", f"import sys\n{script}", *arguments, timeout=1800, PYTHONPATH=tests)
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 

@@ -1,26 +1,14 @@
 """Every example runs as its reader would run it, and prints what it promises."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
 import pytest
-
-ROOT = pathlib.Path(__file__).parents[1]
+from processes import ROOT, python
 
 
 def run(module, *arguments):
-    result = subprocess.run(
-        [sys.executable, "-m", module, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    result = python("-m", module, *arguments)
     assert result.returncode == 0, result.stderr[-3000:]
     return result.stdout
 

@@ -16,10 +16,10 @@ import numpy as np
 import pytest
 from ai_edge_litert.interpreter import Interpreter
 from keras import layers
+from processes import ROOT, python
 
 import tflite_tools
 
-ROOT = pathlib.Path(__file__).parents[1]
 MOBILE = ROOT / "examples" / "mobile"
 LIBRARY = pathlib.Path(ai_edge_litert.__path__[0], "libLiteRt.so")
 BATCH, RATE = 8, 0.01
@@ -250,15 +250,7 @@ def test_names_in_the_kotlin_example_exist(names):
 
 def exported(folder):
     command = documented("examples.mobile.export").split()[1:-1]
-    return subprocess.run(
-        [sys.executable, *command, folder],
-        cwd=ROOT,
-        env={**os.environ, "TF_CPP_MIN_LOG_LEVEL": "2"},
-        capture_output=True,
-        text=True,
-        timeout=600,
-        check=False,
-    )
+    return python(*command, folder)
 
 
 def test_export_overwrites_nothing(tmp_path):

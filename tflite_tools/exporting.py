@@ -216,7 +216,7 @@ def _arrange(
             control.keep_from_delegates(file.subgraphs[signature.subgraphIndex])
         if name in _STEPS:
             guards.refuse_other_shapes(file, signature.subgraphIndex)
-    control.chain(file)
+    control.chain(file)  # again, now that there are checks
     return scheduled
 
 
