@@ -111,8 +111,7 @@ class TestOtherBatchSizes:
             np.testing.assert_allclose(trainer.infer(x), model(x), rtol=0, atol=1e-5)
         trainer.train_step(*batch(BATCH))
 
-    @pytest.mark.parametrize("count", [32, 7, 1])
-    def test_interpreters_refuse_others(self, exported, count):
+    def test_interpreters_refuse_others(self, exported):
         """The interpreter resizes its inputs to what it is given, and would train on less."""
         _, path = exported
         interpreter = litert.Interpreter(str(path))
@@ -120,11 +119,12 @@ class TestOtherBatchSizes:
         weights = interpreter.get_signature_runner("get_weights")
         nothing = np.zeros(1, np.float32)
         before = {k: v.copy() for k, v in weights(nothing=nothing).items()}
-        x, y = batch(count)
-        with pytest.raises(RuntimeError, match="failed to prepare"):
-            train(x=x, y=y, learning_rate=np.float32(1e-3))
-        after = weights(nothing=nothing)
-        assert all(np.array_equal(before[k], v) for k, v in after.items())
+        for count in (32, 7, 1):
+            x, y = batch(count)
+            with pytest.raises(RuntimeError, match="failed to prepare"):
+                train(x=x, y=y, learning_rate=np.float32(1e-3))
+            after = weights(nothing=nothing)
+            assert all(np.array_equal(before[k], v) for k, v in after.items())
         # The same interpreter goes on with batches of its size.
         x, y = batch(BATCH)
         loss = train(x=x, y=y, learning_rate=np.float32(1e-3))["loss"]
@@ -284,6 +284,7 @@ def test_resizing_and_attention(build, tmp_path):
     ],
     ids=["groups", "multiplier", "separable", "dilated", "resizing"],
 )
+@pytest.mark.slow  # their gradients are in test_rules.py
 def test_less_common_layers(layer, tmp_path):
     path = tmp_path / "model.tflite"
     model = sequential(
