@@ -19,20 +19,21 @@ from bittrain_tf.private import recorded
 
 
 class _ActivityRegularizer(keras.regularizers.Regularizer):
-    """A penalty on a layer's output.
-
-    Args:
-        strength: Factor of the penalty, 0 or more.
-
-    Raises:
-        ValueError: If `strength` is negative or not finite.
-    """
+    """A penalty on a layer's output."""
 
     def __init__(self, strength: float = 0.01) -> None:
+        """Make the penalty.
+
+        Args:
+            strength: Its factor in the loss, 0 or more.
+
+        Raises:
+            ValueError: If `strength` is negative or not finite.
+        """
         if not (isinstance(strength, int | float) and 0 <= strength < math.inf):
             raise ValueError(
                 f"strength must be a finite number of 0 or more, got {strength!r}. "
-                "It is the factor of the penalty in the loss; 0.01 is a usual start."
+                "It is the factor of the penalty in the loss; 0.01 by default."
             )
         self.strength = float(strength)
 
@@ -58,12 +59,6 @@ class ActivityL1(_ActivityRegularizer):
     """The sum of the absolute values of an output, as `keras.regularizers.L1` has it.
 
     Use it as `activity_regularizer=` of a layer.
-
-    Args:
-        strength: Factor of the penalty, 0 or more.
-
-    Raises:
-        ValueError: If `strength` is negative or not finite.
     """
 
     def _penalty(self, x: tf.Tensor) -> tf.Tensor:
@@ -75,18 +70,12 @@ class Hoyer(_ActivityRegularizer):
     """The Hoyer-Square measure of each sample's output, as a share of its size.
 
     Of `n` elements it is `sum(|x|)**2 / (n * sum(x**2))` (Yang, Wen and Li, "DeepHoyer",
-    arXiv 1908.09979, equation 4, divided by `n`): the density where all that are not zero
+    arXiv 1908.09979, divided by `n`): the density where all that are not zero
     are equal, less where they differ, and 0 for a sample of zeros. Scaling the output does
-    not change it, so it makes outputs sparse and not small. Unlike L1, its strength means
-    the same for layers of any size.
+    not change it, so it makes outputs sparse and not small. Unlike L1, it is
+    of the same range for layers of any size.
 
     Use it as `activity_regularizer=` of a layer.
-
-    Args:
-        strength: Factor of the penalty, 0 or more.
-
-    Raises:
-        ValueError: If `strength` is negative or not finite.
     """
 
     def _penalty(self, x: tf.Tensor) -> tf.Tensor:

@@ -6,18 +6,18 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from harness import assert_same_bits, sparse
 from keras import layers
 from sklearn.datasets import load_digits
 
 import bittrain_tf as bt
 import tflite_tools as tt
-from tests.harness import assert_same_bits, sparse
 
 REGULARIZERS = (bt.ActivityL1, bt.Hoyer)
 
 
-def _model(regularizer, seed: int = 0) -> keras.Model:
-    keras.utils.set_random_seed(seed)
+def _model(regularizer) -> keras.Model:
+    keras.utils.set_random_seed(0)
     model = keras.Sequential(
         [
             keras.Input((8, 8, 1)),
