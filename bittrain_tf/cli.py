@@ -175,6 +175,7 @@ def _bench(options: argparse.Namespace, errors: rich.console.Console) -> int:
                 time_budget=options.time_budget,
                 codec=options.codec,
                 filters=options.filters,
+                pruning=_pruning(options),
                 seed=options.seed,
                 timeout=options.timeout,
                 progress=say,
@@ -198,6 +199,14 @@ def _bench(options: argparse.Namespace, errors: rich.console.Console) -> int:
             overwrite=options.overwrite,
         )
     return _verdict(errors, _over_limits(options, measured))
+
+
+def _pruning(options: argparse.Namespace) -> dict[str, Any] | None:
+    if options.target_sparsity is None:
+        return None
+    pruning = {"target_sparsity": options.target_sparsity, "mode": options.pruning_mode}
+    bittrain_tf.ActivationPruning(**pruning)  # which says what is wrong with them, if anything is
+    return pruning
 
 
 def _doctor(options: argparse.Namespace, errors: rich.console.Console) -> int:
@@ -324,6 +333,18 @@ def _parser() -> argparse.ArgumentParser:
         default=1800.0,
         metavar="SECONDS",
         help="for each child process (%(default)s)",
+    )
+    bench.add_argument(
+        "--target-sparsity",
+        type=float,
+        metavar="SHARE",
+        help="prune activations of the compressed model to this share of zeros",
+    )
+    bench.add_argument(
+        "--pruning-mode",
+        choices=("forward", "saved"),
+        default="forward",
+        help="what is pruned: outputs, or what is saved of them (%(default)s)",
     )
     bench.add_argument(
         "--max-peak-ratio",

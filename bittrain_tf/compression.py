@@ -12,7 +12,7 @@ import keras
 from bittrain_tf.analysis.plan import plan
 from bittrain_tf.codecs import get_codec
 from bittrain_tf.layers import stock_class
-from bittrain_tf.private import flatten_layers
+from bittrain_tf.private import PART, add_part, flatten_layers
 from bittrain_tf.rewrite import Filters, check_model, compressed_classes, switch
 
 
@@ -98,7 +98,11 @@ def compressed(model: keras.Model, **options: Any) -> Iterator[keras.Model]:
     """
     is_model = isinstance(model, keras.Model)
     before = {layer: type(layer) for layer in flatten_layers(model)} if is_model else {}
+    pruned = {layer: vars(layer)[PART] for layer in before if PART in vars(layer)}
     try:
         yield compress(model, **options)
     finally:
         switch(model, before)
+        for layer, pruning in pruned.items():
+            if PART not in vars(layer):
+                add_part(layer, pruning)

@@ -18,6 +18,8 @@ from keras.src.backend.common.variables import AutocastScope
 from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
 from tensorflow.python.eager import record
 
+PART = "activation_pruning"
+
 
 def recording() -> bool:
     """Whether a `tf.GradientTape` is active, so that a backward pass may follow.
@@ -49,13 +51,32 @@ def _vectorizing() -> bool:
 
 
 def flatten_layers(layer: keras.layers.Layer) -> list[keras.layers.Layer]:
-    """All sub-layers at any depth, without `layer` itself.
+    """All sub-layers at any depth, without `layer` itself and what `add_part` added.
 
     `Model.layers` stops at the first level and composite layers
     (`Bidirectional`, `MultiHeadAttention`, ...) publish theirs under names of
     their own.
     """
-    return layer._flatten_layers(include_self=False, recursive=True)
+    found = layer._flatten_layers(include_self=False, recursive=True)
+    parts = {id(vars(each).get(PART)) for each in (layer, *found)}
+    return [each for each in found if id(each) not in parts]
+
+
+def add_part(layer: keras.layers.Layer, part: keras.layers.Layer) -> None:
+    """Make `part` the attribute `PART` of a layer: a sub-layer, saved and counted as such.
+
+    Keras locks the state of a layer that has been built.
+    """
+    locked = layer._tracker.locked
+    layer._tracker.unlock()
+    setattr(layer, PART, part)
+    layer._tracker.locked = locked
+
+
+def remove_part(layer: keras.layers.Layer) -> None:
+    """Undo `add_part`; to delete the attribute would leave the sub-layer tracked."""
+    layer._layers.remove(getattr(layer, PART))
+    delattr(layer, PART)
 
 
 def has_keras_mask(*tensors: Any) -> bool:

@@ -198,14 +198,23 @@ class Encoded(Recipe):
         shape = x.shape if x.shape.is_fully_defined() else tf.shape(x, out_type=tf.int64)
         static_shape, dtype, codec = x.shape, x.dtype, self._codec
         with tf.name_scope(f"encode_{codec.name}"):
-            *parts, last = codec.encode(tf.stop_gradient(x), self._support)
+            *parts, last = codec.encode(self._before(tf.stop_gradient(x)), self._support)
             parts = (*parts, _tie(last, x))
 
         def rebuild(*parts: tf.Tensor) -> tf.Tensor:
             with tf.name_scope(f"decode_{codec.name}"):
-                return tf.ensure_shape(codec.decode(parts, shape, dtype), static_shape)
+                decoded = tf.ensure_shape(codec.decode(parts, shape, dtype), static_shape)
+                return self._after(decoded)
 
         return Kept(rebuild, parts)
+
+    def _before(self, x: tf.Tensor) -> tf.Tensor:
+        """What to encode of the tensor, of its shape and type."""
+        return x
+
+    def _after(self, decoded: tf.Tensor) -> tf.Tensor:
+        """The tensor from what was encoded."""
+        return decoded
 
 
 class Derived(Recipe):

@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import keras
 
 from bittrain_tf.layers import Rerun, compressed_class, has_form, skip_reason, stock_class
+from bittrain_tf.layers.pruned import detach, front_of, frozen_class
 from bittrain_tf.private import flatten_layers
 
 Filters = str | Sequence[str] | Callable[[keras.layers.Layer], bool]
@@ -39,7 +40,7 @@ def compressed_classes(
         choices: What the readers of a layer's output do; see `CompressedLayer.choice`.
     """
     layers = flatten_layers(model)
-    chosen = _choose(layers, filters)
+    chosen = choose(layers, filters)
     rerun = [] if filters is None else _rerun(layers, chosen, by_name=_is_list(filters))
     inside = {inner for layer in rerun for inner in flatten_layers(layer)}
 
@@ -49,7 +50,10 @@ def compressed_classes(
             return stock
         if layer in rerun:
             return compressed_class(stock, codec, form=Rerun)
-        return stock if skip_reason(layer) else compressed_class(stock, codec, choices.get(layer))
+        if skip_reason(layer):
+            return stock
+        # Pruning goes on, should a compressed model be compressed in another way.
+        return compressed_class(stock, codec, choices.get(layer), front=front_of(layer))
 
     return {layer: class_of(layer) for layer in layers}
 
@@ -72,7 +76,9 @@ def _rerun(
 
 
 def restore(model: keras.Model) -> keras.Model:
-    """Undo `compress`: every layer has its Keras class again. Weights are untouched.
+    """Undo `compress`, and with it pruning: every layer has its Keras class again.
+
+    Weights are untouched; thresholds of pruned activations are gone.
 
     Args:
         model: A Keras model, compressed or not.
@@ -93,17 +99,33 @@ def stock_classes(model: keras.Model) -> dict[keras.layers.Layer, type]:
     return {layer: stock_class(layer) for layer in flatten_layers(model)}
 
 
+def exported_classes(model: keras.Model) -> dict[keras.layers.Layer, type]:
+    """The Keras class of every layer; of pruned outputs, with the thresholds as constants."""
+    return {layer: frozen_class(layer) for layer in flatten_layers(model)}
+
+
 def switch(model: keras.Model, classes: Mapping[keras.layers.Layer, type]) -> None:
     """Give the layers of `model` other classes, and have it traced anew."""
     changed = {layer: cls for layer, cls in classes.items() if type(layer) is not cls}
     if not changed:
         return
     _set_classes(changed)
-    models = [model, *(layer for layer in classes if isinstance(layer, keras.Model))]
-    for trained in models:
-        trained.train_function = None  # traced from the old classes; Keras builds it anew
-    for trained in models:
+    for layer in changed:
+        if front_of(layer) is None:
+            detach(layer)
+    forget_traces(model)
+    for trained in _models(model):
         _switch_jit(trained)
+
+
+def forget_traces(model: keras.Model) -> None:
+    """Have the model traced anew when it is next called in training or in inference."""
+    for called in _models(model):
+        called.train_function = called.test_function = called.predict_function = None
+
+
+def _models(model: keras.Model) -> list[keras.Model]:
+    return [model, *(x for x in flatten_layers(model) if isinstance(x, keras.Model))]
 
 
 @contextlib.contextmanager
@@ -142,9 +164,10 @@ def _switch_jit(model: keras.Model) -> None:
         )
 
 
-def _choose(
+def choose(
     layers: Sequence[keras.layers.Layer], filters: Filters | None
 ) -> Sequence[keras.layers.Layer]:
+    """Which of `layers` the filters match; see `compress`."""
     if filters is None:
         return layers
     if isinstance(filters, str):

@@ -16,7 +16,7 @@ import keras
 import tensorflow as tf
 from ai_edge_litert import schema_py_generated as schema
 
-from bittrain_tf.rewrite import classes_for_tracing, stock_classes
+from bittrain_tf.rewrite import classes_for_tracing, exported_classes
 from tflite_tools import control, guards, manifest, microbatches, scheduling
 from tflite_tools import flatbuffer as fb
 from tflite_tools.convert import convert
@@ -81,7 +81,8 @@ def export(
 
     What the device computes is what Keras computes: its own step is traced, and gradients that
     have no builtin operator are written with those there are (see `tflite_tools.rules`). Frozen
-    layers stay as they are. Random layers draw new numbers in each step, those of the device.
+    layers stay as they are, and so do the thresholds at which outputs are pruned. Random layers
+    draw new numbers in each step, those of the device.
 
     Args:
         model: A built model of fixed input shapes and one output. Its weights now are the file's.
@@ -133,7 +134,7 @@ def converted(training: Training, parts: int) -> schema.ModelT:
     named = {name: v.value for name, v in training.variables().items()}
     model = training.model
     # What `bittrain_tf.compress` made of its layers is for the machine it trains on.
-    with _TRACING, classes_for_tracing(model, stock_classes(model)):
+    with _TRACING, classes_for_tracing(model, exported_classes(model)):
         content = convert(
             {**training.signatures(), **transfer(named)},
             [*named.values(), training.optimizer.learning_rate.value],

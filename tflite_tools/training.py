@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 import keras
 import tensorflow as tf
 
+from bittrain_tf.pruning.report import prunings
+
 # As keras.random.SeedGenerator names its state.
 _RANDOM_STATE = "seed_generator_state"
 
@@ -72,7 +74,11 @@ class Training:
     def variables(self) -> dict[str, keras.Variable]:
         """Everything that training changes, or reads, by name; the optimizer's own at the end."""
         learning_rate = self.optimizer.learning_rate
-        of_model = [v for v in self.model.variables if v.name != _RANDOM_STATE]
+        # Thresholds of pruned outputs are constants in the file.
+        pruning = {id(v) for part in prunings(self.model).values() for v in part.variables}
+        of_model = [
+            v for v in self.model.variables if v.name != _RANDOM_STATE and id(v) not in pruning
+        ]
         slots = [v for v in self.optimizer.variables if v is not learning_rate]
         # Without the optimizer's own name, which Keras counts up.
         own = f"{self.optimizer.name}/"

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from bittrain_tf.analysis.text import size_text, table, to_text
 from bittrain_tf.private import flatten_layers
+from bittrain_tf.rewrite import classes_for_tracing, exported_classes
 from tflite_tools import cost
 from tflite_tools import flatbuffer as fb
 from tflite_tools.graph import RANDOM, Graph
@@ -188,9 +189,11 @@ class _Reference:
         self._rounding = _Rounding()
         # Not of the model itself: that would look for the class of its loss by name.
         inputs = model.inputs if len(model.inputs) > 1 else model.inputs[0]
-        self._model = keras.models.clone_model(
-            keras.Model(inputs, model.outputs), call_function=self._rounding.before
-        )
+        # Pruned as the file is, at thresholds that do not change.
+        with classes_for_tracing(model, exported_classes(model)):
+            self._model = keras.models.clone_model(
+                keras.Model(inputs, model.outputs), call_function=self._rounding.before
+            )
         size = self._manifest["batch_size"]
         training = Training(self._model, model.loss, optimizer, {}, size, False)
         self.inputs = len(training.inputs)

@@ -26,14 +26,17 @@ _STEPS = 2  # training steps a round
 def memory(request: dict[str, Any]) -> dict[str, Any]:
     """Peak RSS during training steps, and RSS just before them, in bytes."""
     model, x, y = _build(request)
+    callbacks = []
     if request["compress"] is not None:
         _compress(request, model, x, y)
-    losses = [_train(model, x, y, request["batch_size"])]  # traces, and makes optimizer slots
+        callbacks = _callbacks(request)
+    size = request["batch_size"]
+    losses = [_train(model, x, y, size, callbacks)]  # traces, and makes optimizer slots
     gc.collect()
     resident = rss.resident()
     rss.reset_peak()
     for _ in range(request["rounds"]):
-        losses.append(_train(model, x, y, request["batch_size"]))
+        losses.append(_train(model, x, y, size, callbacks))
     return {"resident": resident, "peak": rss.peak(), "final_loss": losses[-1]}
 
 
@@ -41,14 +44,15 @@ def timing(request: dict[str, Any]) -> dict[str, Any]:
     """CPU and wall seconds a step of the stock and the compressed model, in turn."""
     models = {kind: _build(request) for kind in ("stock", "compressed")}
     _compress(request, *models["compressed"])
-    for model, x, y in models.values():
-        _train(model, x, y, request["batch_size"])
+    callbacks = {"stock": [], "compressed": _callbacks(request)}
+    for kind, (model, x, y) in models.items():
+        _train(model, x, y, request["batch_size"], callbacks[kind])
     rounds = []
     for _ in range(request["rounds"]):
         figures = {}
         for kind, (model, x, y) in models.items():
             cpu, wall = _cpu_seconds(), time.perf_counter()
-            _train(model, x, y, request["batch_size"])
+            _train(model, x, y, request["batch_size"], callbacks[kind])
             figures[kind] = {
                 "cpu": (_cpu_seconds() - cpu) / _STEPS,
                 "wall": (time.perf_counter() - wall) / _STEPS,
@@ -75,9 +79,24 @@ def _compress(request: dict[str, Any], model: keras.Model, x: Any, y: Any) -> No
     bittrain_tf.compress(model, sample=batch if has_budget else None, **options)
 
 
-def _train(model: keras.Model, x: Any, y: Any, batch_size: int) -> float:
+def _callbacks(request: dict[str, Any]) -> list[keras.callbacks.Callback]:
+    if request["pruning"] is None:
+        return []
+    # At the target from the first step: the figures are of a step.
+    return [bittrain_tf.ActivationPruning(**request["pruning"], ramp=0, verbose=0)]
+
+
+def _train(
+    model: keras.Model,
+    x: Any,
+    y: Any,
+    batch_size: int,
+    callbacks: list[keras.callbacks.Callback],
+) -> float:
     """One round of training; returns the mean loss."""
-    history = model.fit(x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0)
+    history = model.fit(
+        x, y, batch_size=batch_size, epochs=1, shuffle=False, verbose=0, callbacks=callbacks
+    )
     return float(history.history["loss"][0])
 
 

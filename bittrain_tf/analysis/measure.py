@@ -154,6 +154,7 @@ def measure(
     time_budget: float | None = None,
     codec: str = "bitmap",
     filters: str | Sequence[str] | None = None,
+    pruning: dict[str, Any] | None = None,
     seed: int = 0,
     timeout: float = 1800.0,
     progress: Callable[[str], None] | None = None,
@@ -171,6 +172,8 @@ def measure(
         time_budget: See `compress`.
         codec: See `compress`.
         filters: See `compress`; a regular expression or a list of names.
+        pruning: Arguments of `ActivationPruning` for the compressed model, `ramp` apart, which
+            is 0: what is measured is a step at the target. By default nothing is pruned.
         seed: Seed of weights and data.
         timeout: Seconds a child process may take.
         progress: Called with a line of text as each of the three starts.
@@ -210,6 +213,7 @@ def measure(
         "image_size": image_size,
         "rounds": rounds,
         "seed": seed,
+        "pruning": pruning,
     }
 
     def run(what: str, task: str, compress: dict[str, Any] | None) -> dict[str, Any]:

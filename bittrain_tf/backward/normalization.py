@@ -1,6 +1,8 @@
-"""Backward primitives of batch normalization."""
+"""Backward primitives of normalizations."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import tensorflow as tf
 
@@ -45,3 +47,22 @@ def batch_norm_gradient(
     offset = tf.reshape(dbeta / count, broadcast)
     scale = tf.reshape(inv_std if gamma is None else inv_std * gamma, broadcast)
     return (dy - (centred * slope + offset)) * scale, dgamma, dbeta
+
+
+def sample_norm_gradient(
+    dy: tf.Tensor, x_hat: tf.Tensor, inv_std: tf.Tensor, axes: Sequence[int], *, centred: bool
+) -> tf.Tensor:
+    """Gradient of `x_hat = (x - mean) * inv_std` by the statistics of each sample.
+
+    Ba, Kiros and Hinton, 2016 (arXiv 1607.06450), as in `batch_norm_gradient`.
+
+    Args:
+        dy: Gradient of `x_hat`.
+        x_hat: The normalized input, of the same shape and dtype.
+        inv_std: The inverse of the deviation, of size 1 along `axes`.
+        axes: What the statistics are taken over.
+        centred: Whether a mean was subtracted.
+    """
+    slope = tf.reduce_mean(dy * x_hat, axes, keepdims=True)
+    offset = tf.reduce_mean(dy, axes, keepdims=True) if centred else 0.0
+    return (dy - (x_hat * slope + offset)) * inv_std

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from typing import NamedTuple
 
 import keras
@@ -45,7 +45,10 @@ def activate(fn: Activation | None, x: tf.Tensor, layer: CompressedLayer) -> tf.
     if fn is None:
         return x
     compressed = _COMPRESSED.get(fn) if recording() and x.dtype.is_floating else None
-    return fn(x) if compressed is None else compressed(fn, x, layer)
+    if compressed is not None:
+        layer.prune_kept(x)
+        return compressed(fn, x, layer)
+    return layer.prune_rectified(fn(x))[0] if is_rectifier(fn) else fn(x)
 
 
 def activate_linear(
@@ -74,7 +77,7 @@ def activate_linear(
         layer.leave(y, linear, *inputs, rebuilt=cheap, is_product=True)
         return activate(fn, y, layer)
     kept = [recipes.keep(x) for x in inputs]
-    y = fn(linear(*recipes.detach(inputs, kept)))
+    y, again = layer.prune_rectified(fn(linear(*recipes.detach(inputs, kept))))
     passes, y = recipes.keep_mask(rectifier.pack(y), y)
 
     def gradient(dy: tf.Tensor, *rebuilt: tf.Tensor) -> list[tf.Tensor | None]:
@@ -84,7 +87,7 @@ def activate_linear(
     y = recipes.with_gradient(y, inputs, [*kept, passes], gradient)
     return layer.leave(
         y,
-        lambda *inputs: fn(linear(*inputs)),
+        lambda *inputs: again(fn(linear(*inputs))),
         *inputs,
         kept=recipes.Encoded(layer.codec, support=passes.parts[0]),
         rebuilt=cheap,
@@ -113,15 +116,16 @@ def rectify(
 ) -> tf.Tensor:
     """`fn(x)`, `fn` being that rectifier."""
     if not recorded(x):
-        return recipes.attach(fn(x), recipes.Encoded(layer.codec))
+        return recipes.attach(layer.prune_rectified(fn(x))[0], recipes.Encoded(layer.codec))
     recipe = recipes.of(x)
-    together = None if recipe is None else recipe.rectified(rectifier.limit)
+    alone = recipe is None or layer.prunes_rectified
+    together = None if alone else recipe.rectified(rectifier.limit)
     if together is not None:
         y, passes, again, source = together
         kept = recipes.Encoded(layer.codec, support=passes)
         return layer.leave(y, again, source, kept=kept, rebuilt=True)
-    y = fn(tf.stop_gradient(x))
-    return _with_mask(fn, y, rectifier.pack(y), x, layer)
+    y, again = layer.prune_rectified(fn(tf.stop_gradient(x)))
+    return _with_mask(lambda x: again(fn(x)), y, rectifier.pack(y), x, layer)
 
 
 def _with_mask(
@@ -189,6 +193,12 @@ _RECTIFIERS: dict[Callable[..., tf.Tensor] | None, _Rectifier] = {
     tf.nn.relu6: _RELU6,
 }
 
+
+def is_rectifier(fn: Activation | None) -> bool:
+    """Whether an activation function is ReLU or ReLU6."""
+    return isinstance(fn, Hashable) and fn in _RECTIFIERS
+
+
 _COMPRESSED: dict[
     Callable[..., tf.Tensor], Callable[[Activation, tf.Tensor, CompressedLayer], tf.Tensor]
 ] = {
@@ -242,9 +252,9 @@ class CompressedReLU(CompressedLayer):
             max_value=self.max_value,
             threshold=self.threshold,
         )
-        if not recording() or not inputs.dtype.is_floating:
-            return fn(inputs)
         plain = self.threshold == 0 and self.negative_slope == 0
+        if not recording() or not inputs.dtype.is_floating:
+            return self.prune_rectified(fn(inputs))[0]
         if plain and self.max_value is None:
             return _relu(fn, inputs, self)
         if plain and self.max_value == 6:

@@ -165,6 +165,7 @@ class CompressedSeparableConvolution(_Convolution):
             between = recipes.consume(depthwise, inputs, depthwise_kernel)
         else:
             between = depthwise(inputs, depthwise_kernel)
+        self.prune_kept(between)
         return super().call(between)
 
     def _convolve(self, x: tf.Tensor, _: tf.Tensor, pointwise_kernel: tf.Tensor) -> tf.Tensor:

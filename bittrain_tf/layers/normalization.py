@@ -9,8 +9,9 @@ import tensorflow as tf
 from keras import ops
 
 from bittrain_tf import native, recipes
-from bittrain_tf.backward.normalization import batch_norm_gradient
-from bittrain_tf.layers.registry import CompressedLayer, register_layer
+from bittrain_tf.backward.normalization import batch_norm_gradient, sample_norm_gradient
+from bittrain_tf.backward.vjp import vjp
+from bittrain_tf.layers.registry import CompressedLayer, own_variables, register_layer
 from bittrain_tf.layers.rerun import with_weights
 from bittrain_tf.private import recorded, recording
 
@@ -18,6 +19,8 @@ from bittrain_tf.private import recorded, recording
 @register_layer(keras.layers.BatchNormalization)
 class CompressedBatchNormalization(CompressedLayer):
     """`BatchNormalization`: a backward pass of two or three tensors where stock takes nine."""
+
+    prunes_normalized = True
 
     def call(
         self, inputs: tf.Tensor, training: bool | None = None, mask: tf.Tensor | None = None
@@ -32,6 +35,8 @@ class CompressedBatchNormalization(CompressedLayer):
         if training and self.trainable:
             return self._normalize_by_batch(inputs, *scale_and_offset)
         if self.gamma is not None and self.gamma.trainable and recorded(scale_and_offset[0]):
+            if self.prunes_kept:
+                self._prune_deviation(inputs, self.moving_mean, self.moving_variance)
             return recipes.consume(self._normalize_by_moving, inputs, *scale_and_offset)
         return super().call(inputs, training=training)  # a linear map: nothing to keep
 
@@ -42,10 +47,13 @@ class CompressedBatchNormalization(CompressedLayer):
         return self._transform(x, mean, variance, *scale_and_offset)
 
     def _normalize_by_batch(self, inputs: tf.Tensor, *scale_and_offset: tf.Tensor) -> tf.Tensor:
+        axes = [i for i in range(inputs.shape.rank) if i != self.axis % inputs.shape.rank]
+        if self.prunes_kept:
+            x = ops.cast(tf.stop_gradient(inputs), _compute_dtype(inputs))
+            self._prune_deviation(inputs, *ops.moments(x, axes=axes))
         kept = recipes.keep(inputs)
         (x,) = recipes.detach([inputs], [kept])
         x = ops.cast(x, _compute_dtype(inputs))
-        axes = [i for i in range(x.shape.rank) if i != self.axis % x.shape.rank]
         mean, variance = ops.moments(x, axes=axes)
         for moving, batch in ((self.moving_mean, mean), (self.moving_variance, variance)):
             moving.assign(ops.cast(moving, x.dtype) * self.momentum + batch * (1.0 - self.momentum))
@@ -68,6 +76,13 @@ class CompressedBatchNormalization(CompressedLayer):
         y = recipes.with_gradient(y, arguments, [kept], gradient)
         # The input is kept anyway, so readers of the output need keep nothing.
         return recipes.attach(y, recipes.Derived(normalize, arguments, sources_kept=True))
+
+    def _prune_deviation(self, x: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> None:
+        """Keep of `x` what is far from its mean, as measured by its deviation."""
+        broadcast = [1] * x.shape.rank
+        broadcast[self.axis] = -1
+        mean, variance = (tf.reshape(t, broadcast) for t in (mean, variance))
+        self.prune_kept(x, mean, tf.math.rsqrt(variance + self.epsilon))
 
     def _is_native(self, x: tf.Tensor) -> bool:
         last = self.axis % x.shape.rank == x.shape.rank - 1
@@ -128,13 +143,7 @@ class CompressedBatchNormalization(CompressedLayer):
         return None
 
 
-@register_layer(
-    keras.layers.GroupNormalization,
-    keras.layers.LayerNormalization,
-    keras.layers.RMSNormalization,
-    keras.layers.UnitNormalization,
-)
-class CompressedSampleNormalization(CompressedLayer):
+class _SampleNormalization(CompressedLayer):
     """Normalizations within a sample: of them stock keeps several tensors, here the input."""
 
     def call(self, inputs: tf.Tensor) -> tf.Tensor:
@@ -142,10 +151,72 @@ class CompressedSampleNormalization(CompressedLayer):
         trained = map(tf.convert_to_tensor, self.trainable_variables)
         if not (recording() and recorded(inputs, *trained)):
             return normalize(inputs)
-        weights = [tf.convert_to_tensor(v) for v in self.variables]
-        fn = with_weights(normalize, self.variables)
-        y = recipes.keep_inputs(fn, inputs, *weights)
-        return self.leave(y, fn, inputs, *weights, rebuilt=True)
+        variables = own_variables(self)
+        weights = [tf.convert_to_tensor(v) for v in variables]
+        fn = with_weights(normalize, variables)
+        return self._normalize(fn, inputs, *weights)
+
+    def _normalize(
+        self, fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor
+    ) -> tf.Tensor:
+        y = recipes.keep_inputs(fn, x, *weights)
+        return self.leave(y, fn, x, *weights, rebuilt=True)
+
+
+@register_layer(keras.layers.GroupNormalization, keras.layers.UnitNormalization)
+class CompressedSampleNormalization(_SampleNormalization):
+    """`GroupNormalization` and `UnitNormalization`; their input is never pruned."""
+
+    prunes_normalized = True
+
+
+@register_layer(keras.layers.LayerNormalization, keras.layers.RMSNormalization)
+class CompressedLayerNormalization(_SampleNormalization):
+    """`LayerNormalization` and `RMSNormalization`."""
+
+    prunes_normalized = True
+
+    def _normalize(
+        self, fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor
+    ) -> tf.Tensor:
+        if not self.prunes_kept or getattr(self, "rms_scaling", False):
+            return super()._normalize(fn, x, *weights)
+        # The statistics are kept, for what is left of the input has others.
+        axes = [axis % x.shape.rank for axis in keras.tree.flatten(self.axis)]
+        source = ops.cast(tf.stop_gradient(x), _compute_dtype(x))
+        centred = isinstance(self, keras.layers.LayerNormalization)
+        if centred:
+            mean, square = ops.moments(source, axes=axes, keepdims=True)
+        else:
+            mean, square = None, ops.mean(ops.square(source), axis=axes, keepdims=True)
+        inv_std = tf.math.rsqrt(square + self.epsilon)
+        self.prune_kept(x, mean, inv_std)
+        kept = recipes.keep(x)
+        (detached,) = recipes.detach([x], [kept])
+        broadcast = [size if i in axes else 1 for i, size in enumerate(x.shape)]
+
+        def normalized(x: tf.Tensor) -> tf.Tensor:
+            x = ops.cast(x, inv_std.dtype)
+            return (x if mean is None else x - mean) * inv_std
+
+        def affine(normalized: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+            factors = [tf.cast(tf.reshape(w, broadcast), normalized.dtype) for w in weights]
+            if not centred or self.scale:
+                normalized = normalized * factors.pop(0)
+            return ops.cast(normalized + sum(factors), self.compute_dtype)
+
+        def gradient(dy: tf.Tensor, x: tf.Tensor) -> list[tf.Tensor]:
+            x_hat = normalized(x)
+            dy_hat, *of_weights = vjp(affine, [x_hat, *weights], dy)
+            dx = sample_norm_gradient(dy_hat, x_hat, inv_std, axes, centred=centred)
+            return [tf.cast(dx, x.dtype), *of_weights]
+
+        y = recipes.with_gradient(fn(detached, *weights), [x, *weights], [kept], gradient)
+
+        def again(x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+            return affine(normalized(x), *weights)
+
+        return self.leave(y, again, x, *weights, rebuilt=True)
 
 
 class _Normalized(recipes.Derived):

@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from bittrain_tf import ledger, recipes
 from bittrain_tf.codecs import Codec, get_codec
-from bittrain_tf.private import register_as
+from bittrain_tf.private import PART, register_as
 
 KEEP, REBUILD = "keep", "rebuild"
 
@@ -30,11 +30,20 @@ class CompressedLayer:
         stock_class: The Keras class this is a form of.
         choice: Whether readers of the output `"keep"` it or `"rebuild"` it from what the
             layer computed it from; None for whichever costs next to no time.
+        front: What prunes the layer's activations, if anything does; see `layers.pruned`.
+        prunes_rectified: Whether `prune_rectified` takes something.
+        prunes_kept: Whether `prune_kept` does.
+        prunes_normalized: Whether the form itself then says of which mean what it keeps is the
+            deviation; other forms leave that to their inputs.
     """
 
     codec: Codec
     stock_class: type[keras.layers.Layer]
     choice: str | None = None
+    front: type | None = None
+    prunes_rectified = False
+    prunes_kept = False
+    prunes_normalized = False
 
     @property
     def supports_jit(self) -> bool:
@@ -79,10 +88,39 @@ class CompressedLayer:
             kept = recipes.Derived(fn, inputs, sources_kept=rebuilt, is_product=is_product)
         return y if kept is None else recipes.attach(y, kept)
 
+    def prune_rectified(self, y: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+        """A rectifier's output without what pruning takes from it, and how to take it again.
+
+        Nothing, unless the layer's output is pruned; see `layers.pruned`.
+        """
+        return y, _unchanged
+
+    def prune_kept(
+        self, x: tf.Tensor, mean: tf.Tensor | None = None, inv_std: tf.Tensor | None = None
+    ) -> None:
+        """Have only the largest elements of a tensor kept, if what the layer keeps is pruned.
+
+        Args:
+            x: The tensor, not kept by anyone yet.
+            mean: To be subtracted first, of a shape to be broadcast to `x`.
+            inv_std: To be multiplied by then, likewise.
+        """
+
     @staticmethod
     def skip_reason(layer: keras.layers.Layer) -> str | None:
         """Why this layer, by its options, stays stock; None if it does not."""
         return None
+
+
+def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The variables of a layer, without those of the pruning of its activations."""
+    part = vars(layer).get(PART)
+    of_part = set() if part is None else {id(v) for v in part.variables}
+    return [v for v in layer.variables if id(v) not in of_part]
+
+
+def _unchanged(y: tf.Tensor) -> tf.Tensor:
+    return y
 
 
 _Form = TypeVar("_Form", bound=type[CompressedLayer])
@@ -131,14 +169,20 @@ def compressed_class(
     codec: str,
     choice: str | None = None,
     form: type[CompressedLayer] | None = None,
+    front: type | None = None,
 ) -> type[keras.layers.Layer]:
-    """The compressed subclass of a Keras class; see `CompressedLayer` for the arguments.
+    """The compressed subclass of a Keras class.
 
-    In the form registered for it, if none is given.
+    Args:
+        stock: The Keras class.
+        codec: See `CompressedLayer`, by name.
+        choice: See `CompressedLayer`.
+        form: The form; by default the one registered for the class.
+        front: A mixin to be put in front of the form: one of `layers.pruned`.
     """
     cls = type(stock)(
         stock.__name__,
-        (form or _form_of(stock), stock),
+        (*([] if front is None else [front]), form or _form_of(stock), stock),
         {
             "__module__": _public_module(stock),
             "__qualname__": stock.__qualname__,
@@ -146,10 +190,13 @@ def compressed_class(
             "codec": get_codec(codec),
             "choice": choice,
             "stock_class": stock,
+            "front": front,
         },
     )
     exported = cls.__module__ != stock.__module__
-    register_as(cls, None if exported else keras.saving.get_registered_name(stock))
+    own_name = getattr(front, "registered_name", None)
+    stock_name = None if exported else keras.saving.get_registered_name(stock)
+    register_as(cls, own_name or stock_name)
     return cls
 
 

@@ -14,7 +14,7 @@ import keras
 import tensorflow as tf
 
 from bittrain_tf import recipes
-from bittrain_tf.layers.registry import CompressedLayer
+from bittrain_tf.layers.registry import CompressedLayer, own_variables
 from bittrain_tf.private import (
     call_state,
     copy_keras_mask,
@@ -93,7 +93,7 @@ class _Computation:
         self._leaves = keras.tree.flatten(self._structure)
         self._places = [i for i, leaf in enumerate(self._leaves) if isinstance(leaf, tf.Tensor)]
         trained = layer.trainable_variables
-        self._state = [v for v in layer.variables if not any(v is w for w in trained)]
+        self._state = [v for v in own_variables(layer) if not any(v is w for w in trained)]
         self._variables = [*trained, *self._state]
         with without_autocast():  # a layer inside may read them in full precision
             values = [tf.convert_to_tensor(v) for v in self._variables]

@@ -1,0 +1,1 @@
+"""Pruning activations while training: schedule and thresholds, the callback, its report."""
