@@ -3,6 +3,7 @@
 from bittrain_tf.analysis import analyze, measure, plan, report
 from bittrain_tf.codecs import register_codec
 from bittrain_tf.compression import compress, compressed
+from bittrain_tf.investigation import investigate
 from bittrain_tf.layers import register_layer
 from bittrain_tf.pruning.callback import ActivationPruning
 from bittrain_tf.regularizers import ActivityL1, Hoyer
@@ -17,6 +18,7 @@ __all__ = [
     "analyze",
     "compress",
     "compressed",
+    "investigate",
     "measure",
     "plan",
     "register_codec",

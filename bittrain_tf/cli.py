@@ -7,6 +7,7 @@ Results go to stdout, everything else to stderr.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
@@ -25,6 +26,10 @@ from bittrain_tf.analysis.kept import rows_table, totals_table
 from bittrain_tf.analysis.measure import STAGES, measurements_table
 from bittrain_tf.analysis.plan import predicted_cost
 from bittrain_tf.analysis.text import WIDTH, table
+from bittrain_tf.investigation.data import subject
+from bittrain_tf.investigation.investigate import BATCH_SIZES, EPOCHS
+from bittrain_tf.investigation.investigate import STAGES as PARTS
+from bittrain_tf.investigation.page import check_directory
 
 _OK, _FAILED, _UNUSABLE = 0, 1, 2
 _ROWS_SHOWN = 12
@@ -201,6 +206,39 @@ def _bench(options: argparse.Namespace, errors: rich.console.Console) -> int:
     return _verdict(errors, _over_limits(options, measured))
 
 
+def _investigate(options: argparse.Namespace, errors: rich.console.Console) -> int:
+    """Where the memory of training goes, as a page; fails if a part of it could not be had."""
+    check_name(options.model)
+    directory = options.output or f"investigation-{options.model.replace(':', '-')}"
+    check_directory(directory, overwrite=options.overwrite)
+    with _progress(errors, 2 + PARTS) as say:
+        say(f"Building {options.model}")
+        given = subject(
+            options.model,
+            options.data,
+            batch_size=max(options.batch_sizes),
+            image_size=options.image_size,
+            seed=options.seed,
+        )
+        found = bittrain_tf.investigate(
+            given.model,
+            given.x,
+            given.y,
+            batch_sizes=options.batch_sizes,
+            epochs=options.epochs,
+            progress=say,
+        )
+        found = dataclasses.replace(found, random_data=given.is_random)
+        say("Drawing")
+        found.save(directory, overwrite=options.overwrite)
+    if options.json:
+        _print_json(found.to_dict())
+    else:
+        _stdout().print(found)
+    errors.print(f"Written: {directory}/index.html", markup=False, highlight=False)
+    return _verdict(errors, [f"{part}: {reason}" for part, reason in found.failures.items()])
+
+
 def _pruning(options: argparse.Namespace) -> dict[str, Any] | None:
     if options.target_sparsity is None:
         return None
@@ -361,6 +399,35 @@ def _parser() -> argparse.ArgumentParser:
     bench.set_defaults(run=_bench)
     _add_common(bench, batch_size=32, image_size=96)
 
+    investigate = verbs.add_parser(
+        "investigate", help="where the memory of training goes, and how sparse activations are"
+    )
+    investigate.add_argument("model", help=_MODEL_HELP)
+    investigate.add_argument(
+        "--data", metavar="FILE.npz", help="arrays x and y to train on and to probe with"
+    )
+    investigate.add_argument(
+        "--batch-sizes",
+        type=_batch_sizes,
+        default=BATCH_SIZES,
+        metavar="N,N,...",
+        help=f"samples ({','.join(map(str, BATCH_SIZES))})",
+    )
+    investigate.add_argument(
+        "--epochs",
+        type=_count,
+        default=EPOCHS,
+        help="of training to watch sparsity over; the model is not kept (%(default)s)",
+    )
+    _add_data(investigate, image_size=64)
+    investigate.add_argument(
+        "--output", metavar="DIR", help="folder of the page and figures (investigation-MODEL)"
+    )
+    investigate.add_argument(
+        "--overwrite", action="store_true", help="replace a page and figures that exist"
+    )
+    investigate.set_defaults(run=_investigate)
+
     check = verbs.add_parser("doctor", help="whether everything needed is there and works")
     check.add_argument("--json", action="store_true", help="print JSON")
     check.set_defaults(run=_doctor)
@@ -377,20 +444,24 @@ def _add_common(parser: argparse.ArgumentParser, *, batch_size: int, image_size:
     parser.add_argument(
         "--batch-size", type=_positive, default=batch_size, help="samples (%(default)s)"
     )
+    _add_data(parser, image_size=image_size)
+    parser.add_argument("--codec", default="bitmap", help="codec (%(default)s)")
+    parser.add_argument(
+        "--filters", metavar="REGEX", help="compress only layers whose name this is found in"
+    )
+    parser.add_argument("--plot", metavar="FILE.png", help="save a chart")
+    parser.add_argument("--overwrite", action="store_true", help="replace the chart if it exists")
+
+
+def _add_data(parser: argparse.ArgumentParser, *, image_size: int) -> None:
     parser.add_argument(
         "--image-size",
         type=_positive,
         default=image_size,
         help="height and width, for keras.applications (%(default)s)",
     )
-    parser.add_argument("--codec", default="bitmap", help="codec (%(default)s)")
-    parser.add_argument(
-        "--filters", metavar="REGEX", help="compress only layers whose name this is found in"
-    )
     parser.add_argument("--seed", type=int, default=0, help="of weights and data (%(default)s)")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--plot", metavar="FILE.png", help="save a chart")
-    parser.add_argument("--overwrite", action="store_true", help="replace the chart if it exists")
 
 
 def _add_budgets(parser: argparse.ArgumentParser) -> None:
@@ -419,3 +490,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
     return int(text)
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 0 or more")
+    return int(text)
+
+
+def _batch_sizes(text: str) -> tuple[int, ...]:
+    return tuple(_positive(size.strip()) for size in text.split(","))

@@ -68,20 +68,47 @@ def build(
     keras.utils.set_random_seed(seed)
     count = batches * batch_size
     if ":" in name:
-        model, x, y = _call(name)
+        model, x, y = call(name)
     else:
-        model = getattr(keras.applications, name)(
-            weights=None, input_shape=(image_size, image_size, 3), classes=10
-        )
-        model.compile(keras.optimizers.SGD(0.01), "sparse_categorical_crossentropy")
+        model = application(name, (image_size, image_size, 3), classes=10)
         rng = np.random.default_rng(seed)
         x = rng.random((count, image_size, image_size, 3), dtype=np.float32)
         y = rng.integers(0, 10, count)
-    x, y = (keras.tree.map_structure(lambda a: _rows(np.asarray(a), count), d) for d in (x, y))
+    x, y = (keras.tree.map_structure(lambda a: rows(np.asarray(a), count), d) for d in (x, y))
     return model, x, y
 
 
-def _call(name: str) -> tuple[keras.Model, Any, Any]:
+def application(
+    name: str,
+    input_shape: tuple[int, int, int],
+    classes: int,
+    loss: str = "sparse_categorical_crossentropy",
+) -> keras.Model:
+    """A model of `keras.applications` with random weights, compiled.
+
+    Args:
+        name: Its name.
+        input_shape: Height, width and channels of the images.
+        classes: How many classes it tells apart.
+        loss: Its loss.
+
+    Raises:
+        ValueError: If the model does not take such images.
+    """
+    model = getattr(keras.applications, name)(
+        weights=None, input_shape=input_shape, classes=classes
+    )
+    model.compile(keras.optimizers.SGD(0.01), loss)
+    return model
+
+
+def call(name: str) -> tuple[keras.Model, Any, Any]:
+    """What the function of a name, `"package.module:function"`, returns.
+
+    Raises:
+        ValueError: If there is no such function, or it does not return
+            `(compiled model, x, y)`.
+    """
     module_name, _, function_name = name.partition(":")
     try:
         module = importlib.import_module(module_name)
@@ -115,6 +142,6 @@ def _suggest(name: str, known: Sequence[str]) -> str:
     return f" Close: {', '.join(lowered[c] for c in close)}." if close else ""
 
 
-def _rows(array: np.ndarray, count: int) -> np.ndarray:
-    """`count` rows, repeating the array as often as needed."""
+def rows(array: np.ndarray, count: int) -> np.ndarray:
+    """The first `count` rows of an array, which is repeated as often as needed."""
     return np.resize(array, (count, *array.shape[1:]))

@@ -51,6 +51,8 @@ class KeptTensor:
             part of (`"bitmap"`); `"small"` (under 1 KB, or a statistic of the batch);
             or `"input"` (the caller's data, which is there in any case).
         holders: Who keeps it.
+        source: The layer whose activation it is. That is `layer`, but for an encoding,
+            which is made where the activation is first read.
     """
 
     layer: str
@@ -61,6 +63,7 @@ class KeptTensor:
     density: float | None
     kind: str
     holders: tuple[Holder, ...]
+    source: str
 
     @property
     def break_even(self) -> float:

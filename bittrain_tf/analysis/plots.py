@@ -12,6 +12,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+_ROOM_FOR_NAMES = 100  # characters on a horizontal axis
+
 
 def save_bars(
     path: str | os.PathLike[str],
@@ -120,6 +122,94 @@ def save_steps(
     for name, values in series.items():
         axes.plot(range(len(values)), values, drawstyle="steps-post", linewidth=1, label=name)
     _label(axes, title, axes_titles)
+    figure.savefig(path)
+
+
+def save_lines(
+    path: str | os.PathLike[str],
+    title: str,
+    axes_titles: tuple[str, str],
+    xs: Sequence[str],
+    series: Mapping[str, Sequence[float]],
+    *,
+    in_order: bool = False,
+    overwrite: bool = False,
+) -> None:
+    """Draw lines through shares (0 to 1), and save them.
+
+    Args:
+        path: As of `save_bars`.
+        title: Title of the chart.
+        axes_titles: What the horizontal and the vertical axis are.
+        xs: What the values of a series belong to, in words.
+        series: For each name in the legend, a value for each of `xs`.
+        in_order: The series are stages of one thing: colours from dark to light.
+        overwrite: As of `save_bars`.
+
+    Raises:
+        ImportError: As `save_bars`.
+        FileExistsError: As `save_bars`.
+        ValueError: As `save_bars`.
+    """
+    check_path(path, overwrite=overwrite)
+    from matplotlib import colormaps
+
+    long_names = max(map(len, xs)) * len(xs) > _ROOM_FOR_NAMES
+    figure = _figure(max(9, 0.16 * len(xs)), 6 if long_names else 4.5)
+    axes = figure.add_subplot()
+    for i, (name, values) in enumerate(series.items()):
+        color = colormaps["viridis"](0.9 * i / max(1, len(series) - 1)) if in_order else None
+        # In turn, as colours repeat.
+        marker, line = "os^vD"[i % 5], ("-", "--", ":")[0 if in_order else i // 10 % 3]
+        axes.plot(
+            range(len(xs)), values, line, marker=marker, markersize=4, color=color, label=name
+        )
+    _label(axes, title, axes_titles)
+    axes.set_ylim(-0.02, 1.02)
+    rotation = {"rotation": 90, "fontsize": 7} if long_names else {}
+    axes.set_xticks(range(len(xs)), xs, **rotation)
+    if axes.get_legend():
+        axes.get_legend().remove()
+    figure.legend(loc="outside lower center", ncols=min(6, len(series)))
+    figure.savefig(path)
+
+
+def save_ratios(
+    path: str | os.PathLike[str],
+    title: str,
+    axes_titles: tuple[str, str],
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Draw points whose vertical coordinate is a ratio, with a line at 1, and save them.
+
+    Args:
+        path: As of `save_bars`.
+        title: Title of the chart.
+        axes_titles: What the horizontal axis, from 0 to 1, and the vertical one are.
+        series: For each name in the legend, its points.
+        overwrite: As of `save_bars`.
+
+    Raises:
+        ImportError: As `save_bars`.
+        FileExistsError: As `save_bars`.
+        ValueError: As `save_bars`.
+    """
+    check_path(path, overwrite=overwrite)
+    from matplotlib.ticker import FormatStrFormatter
+
+    figure = _figure(8, 5)
+    axes = figure.add_subplot()
+    for (name, points), marker in zip(series.items(), itertools.cycle("os^vDP*")):
+        axes.plot(*zip(*points, strict=True), marker, markersize=5, alpha=0.6, label=name)
+    axes.axhline(1, color="black", linewidth=1)
+    _label(axes, title, axes_titles)
+    axes.set_xlim(-0.02, 1.02)
+    # Ratios of a half and of two are equally far from one.
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(FormatStrFormatter("%g"))
+    axes.autoscale(axis="y")
     figure.savefig(path)
 
 
