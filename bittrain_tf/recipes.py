@@ -302,7 +302,9 @@ def keep_mask(packed: tf.Tensor, y: tf.Tensor) -> tuple[Kept, tf.Tensor]:
     return kept, y
 
 
-def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
+def keep_inputs(
+    fn: Callable[..., tf.Tensor], *inputs: tf.Tensor, linear: bool = False
+) -> tf.Tensor:
     """`fn(*inputs)`, keeping of the inputs what their recipes say and nothing else.
 
     The backward pass differentiates `fn` at the rebuilt inputs. In a graph the
@@ -312,10 +314,12 @@ def keep_inputs(fn: Callable[..., tf.Tensor], *inputs: tf.Tensor) -> tf.Tensor:
     Args:
         fn: A deterministic function of floating-point tensors, without variables.
         *inputs: Its arguments.
+        linear: Whether it is linear in the first of several.
     """
     kept = [keep(x) for x in inputs]
     y = fn(*detach(inputs, kept))
-    return with_gradient(y, inputs, kept, partial(differentiate, fn))
+    gradient = differentiate_linear if linear else differentiate
+    return with_gradient(y, inputs, kept, partial(gradient, fn))
 
 
 def detach(inputs: Sequence[tf.Tensor], kept: Sequence[Kept]) -> list[tf.Tensor]:
@@ -330,14 +334,16 @@ def detach(inputs: Sequence[tf.Tensor], kept: Sequence[Kept]) -> list[tf.Tensor]
     ]
 
 
-def consume(fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor) -> tf.Tensor:
+def consume(
+    fn: Callable[..., tf.Tensor], x: tf.Tensor, *weights: tf.Tensor, linear: bool = False
+) -> tf.Tensor:
     """`fn(x, *weights)`, through `keep_inputs` if `x` rides a recipe, else as it is.
 
     Without a recipe `x` is dense whatever we do, and TensorFlow's own gradient
     keeps just that.
     """
     as_it_is = of(x) is None and ledger.current() is None
-    return fn(x, *weights) if as_it_is else keep_inputs(fn, x, *weights)
+    return fn(x, *weights) if as_it_is else keep_inputs(fn, x, *weights, linear=linear)
 
 
 def with_gradient(
@@ -423,6 +429,24 @@ def differentiate(fn: Callable[..., Any], dy: Any, *inputs: tf.Tensor) -> list[t
     if dx is not None and wanted:
         (dx,) = after([dx], wanted)
     return [dx, *others]
+
+
+def differentiate_linear(
+    fn: Callable[..., tf.Tensor], dy: tf.Tensor, *inputs: tf.Tensor
+) -> list[tf.Tensor | None]:
+    """`differentiate` for a function linear in its first argument.
+
+    The gradient of that does not need it, so it is gone by the time that gradient is computed.
+    """
+    if tf.executing_eagerly():  # where both gradients are computed for the sake of each
+        return differentiate(fn, dy, *inputs)
+    x, *weights = inputs
+    of_weights = vjp(lambda *weights: fn(x, *weights), weights, dy)
+    wanted = [gradient for gradient in of_weights if gradient is not None]
+    if wanted:
+        (dy,) = after([dy], wanted)
+    (dx,) = vjp(lambda x: fn(x, *weights), [x], dy)
+    return [dx, *of_weights]
 
 
 def _first_order(fn: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:

@@ -34,7 +34,7 @@ def reaches(path, target):
 
 
 BELOW_LAYERS = ("native", "codecs", "backward", "recipes", "ledger")
-ABOVE_RECIPES = ("layers", "rewrite", "analysis", "compression", "cli")
+ABOVE_RECIPES = ("layers", "rewrite", "analysis", "compression", "investigation", "cli")
 ARROWS = {
     # Which part of the package: what it must not know.
     "planning.py": (*BELOW_LAYERS, *ABOVE_RECIPES),
@@ -42,9 +42,11 @@ ARROWS = {
     "codecs": ("backward", "recipes", *ABOVE_RECIPES),
     "backward": ("recipes", *ABOVE_RECIPES),
     "recipes.py": ABOVE_RECIPES,
-    "layers": ("rewrite", "analysis", "compression", "cli"),
-    "rewrite.py": ("analysis", "compression", "cli"),
-    "analysis": ("compression", "cli"),
+    "layers": ("rewrite", "analysis", "compression", "investigation", "cli"),
+    "rewrite.py": ("analysis", "compression", "investigation", "cli"),
+    "analysis": ("compression", "investigation", "cli"),
+    "compression.py": ("investigation", "cli"),
+    "investigation": ("compression", "cli"),
     "private.py": ("codecs", "backward", "recipes", *ABOVE_RECIPES),
 }
 
@@ -148,7 +150,14 @@ def test_license_is_complete():
 
 
 @pytest.mark.parametrize(
-    "document", ["README.md", "docs/architecture.md", "docs/on-device.md", "CHANGELOG.md"]
+    "document",
+    [
+        "README.md",
+        "docs/architecture.md",
+        "docs/investigation.md",
+        "docs/on-device.md",
+        "CHANGELOG.md",
+    ],
 )
 def test_links_lead_somewhere(document):
     base = (ROOT / document).parent
@@ -177,7 +186,17 @@ def test_snippets_of_the_documents_run(document, heading):
 
 
 @pytest.mark.parametrize(
-    "module", ["models", "codec", "on_device", "peers.run", "peers.child", "peers.__main__"]
+    "module",
+    [
+        "models",
+        "codec",
+        "on_device",
+        "peers.run",
+        "peers.child",
+        "peers.__main__",
+        "accuracy.child",
+        "accuracy.__main__",
+    ],
 )
 def test_benchmarks_can_be_imported(module):
     """They take hours, so that no test runs them; what they import moves all the same."""

@@ -131,7 +131,8 @@ def test_outputs_are_pruned_and_gradients_exact(make, traced, per, backend, monk
     x = _normal((8, 6, 6, 8))
     layer = _pruned(make(), FORWARD, 0.7, x.shape[1:], per, x)
     thresholds = layer.activation_pruning.thresholds
-    assert np.all(thresholds.numpy() >= 0) and np.any(thresholds.numpy() > 0)
+    assert np.all(thresholds.numpy() >= 0)
+    assert np.any(thresholds.numpy() > 0)
     # Fixed, and between two values: graphs and eager operations round in different ways.
     monkeypatch.setattr(state, "_RATE", 0.0)
     thresholds.assign(thresholds * (1 + 2**-18))

@@ -1,4 +1,4 @@
-"""Child processes for `benchmarks.peers`, and the file that remembers what they found."""
+"""Child processes of benchmarks, and the file that remembers what they found."""
 
 import json
 import re
@@ -13,8 +13,8 @@ _MEMORY_TASKS = ("memory", "need", "trains")
 class Results:
     """What was found so far, by request; kept in a file after every child process."""
 
-    def __init__(self, path, about, resume):
-        self._path, self._about = path, about
+    def __init__(self, path, about, resume, module="benchmarks.peers.child"):
+        self._path, self._about, self._module = path, about, module
         self._found = {}
         if resume and path.exists():
             saved = json.loads(path.read_text())
@@ -30,7 +30,7 @@ class Results:
         """What comes of a request: as it was found before, or from a child process."""
         key = json.dumps(request, sort_keys=True)
         if key not in self._found:
-            self._found[key] = run_child(request, timeout)
+            self._found[key] = run_child(request, timeout, self._module)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             written = self._path.with_suffix(".tmp")
             written.write_text(
@@ -40,11 +40,11 @@ class Results:
         return self._found[key]
 
 
-def run_child(request, timeout):
+def run_child(request, timeout, module="benchmarks.peers.child"):
     """What comes of a request in a process of its own; `{"error": ...}` if it does not end well."""
     try:
         done, result = children.complete(
-            "benchmarks.peers.child",
+            module,
             request,
             for_memory=request["task"] in _MEMORY_TASKS,
             timeout=timeout,

@@ -73,7 +73,7 @@ def activate_linear(
     """
     rectifier = _RECTIFIERS.get(fn)
     if rectifier is None:
-        y = recipes.consume(linear, *inputs)
+        y = recipes.consume(linear, *inputs, linear=True)
         layer.leave(y, linear, *inputs, rebuilt=cheap, is_product=True)
         return activate(fn, y, layer)
     kept = [recipes.keep(x) for x in inputs]
@@ -82,7 +82,7 @@ def activate_linear(
 
     def gradient(dy: tf.Tensor, *rebuilt: tf.Tensor) -> list[tf.Tensor | None]:
         *inputs, passes = rebuilt
-        return recipes.differentiate(linear, mask.multiply(dy, passes), *inputs)
+        return recipes.differentiate_linear(linear, mask.multiply(dy, passes), *inputs)
 
     y = recipes.with_gradient(y, inputs, [*kept, passes], gradient)
     return layer.leave(

@@ -162,7 +162,7 @@ class CompressedSeparableConvolution(_Convolution):
             )
 
         if self.trains_kernel() and recorded(depthwise_kernel):
-            between = recipes.consume(depthwise, inputs, depthwise_kernel)
+            between = recipes.consume(depthwise, inputs, depthwise_kernel, linear=True)
         else:
             between = depthwise(inputs, depthwise_kernel)
         self.prune_kept(between)

@@ -24,7 +24,7 @@ class _Product(CompressedLayer):
         kernel = tf.convert_to_tensor(self.kernel)
         # Only the kernel's gradient needs the input; a frozen layer keeps nothing.
         if self.trains_kernel() and recorded(kernel):
-            y = recipes.consume(self._product(), inputs, kernel)
+            y = recipes.consume(self._product(), inputs, kernel, linear=True)
         else:
             y = self._product()(inputs, kernel)
         bias = [] if self.bias is None else [tf.convert_to_tensor(self.bias)]

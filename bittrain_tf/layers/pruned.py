@@ -31,6 +31,16 @@ from bittrain_tf.pruning.quantile import CHANNEL
 from bittrain_tf.pruning.state import FORWARD, Pruning
 
 
+def _without(x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """`x` with zeros for what does not exceed a threshold (a NaN is not to be hidden so)."""
+    return tf.where(tf.abs(x) <= threshold, tf.zeros([], x.dtype), x)
+
+
+def _without_positive(y: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
+    """`_without` for a tensor without negative elements: one of its size less in memory."""
+    return tf.where(y <= threshold, tf.zeros([], y.dtype), y)
+
+
 class _Front(CompressedLayer):
     """What comes before a compressed form.
 
@@ -143,12 +153,14 @@ class _StoredPruning(_Front):
         attach(layer, Pruning(**config["pruning"]))
         return layer
 
-    def _prune(self, y: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+    def _prune(
+        self, y: tf.Tensor, without: Callable[..., tf.Tensor] = _without
+    ) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
         """A tensor without its smallest elements, and a function to do that again."""
         threshold = self.activation_pruning.output_threshold(
             tf.stop_gradient(y), training=recording()
         )
-        again = functools.partial(_without, threshold=threshold)
+        again = functools.partial(without, threshold=threshold)
         return again(y), again
 
     def _prune_between(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor | None]:
@@ -176,7 +188,7 @@ class PrunedRectifier(_StoredPruning):
     prunes_rectified = True
 
     def prune_rectified(self, y: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
-        return self._prune(y)
+        return self._prune(y, _without_positive)
 
 
 class PrunedOutput(_StoredPruning):
@@ -204,11 +216,6 @@ class DoublyMasked(_StoredPruning):
 
         z = self._masked(again(tf.stop_gradient(y), packed), y, packed)
         return self.leave(z, again, y, packed, rebuilt=recipes.is_free(y))
-
-
-def _without(x: tf.Tensor, threshold: tf.Tensor) -> tf.Tensor:
-    """`x` with zeros for what does not exceed a threshold (a NaN is not to be hidden so)."""
-    return tf.where(tf.abs(x) <= threshold, tf.zeros([], x.dtype), x)
 
 
 def front_for(layer: keras.layers.Layer, mode: str) -> type[CompressedLayer]:

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import keras
-import rich
 
 from bittrain_tf.layers.pruned import attach, ends_in_rectifier, prunable
 from bittrain_tf.private import PART, flatten_layers
@@ -57,8 +56,9 @@ class ActivationPruning(keras.callbacks.Callback):
                 forward mode, and none in saved mode, where a gentle start would cost the
                 memory that pruning is to save.
             scope: Which layers, as `filters` of `compress`: a regular expression, a list of
-                names, or a function of the layer. By default in forward mode the layers
-                that end in ReLU or ReLU6 and the batch normalizations; in saved mode all.
+                names, or a function of the layer. By default in forward mode those that end
+                in ReLU or ReLU6; in saved mode all. Of a batch normalization in forward
+                mode the input is pruned, and its output by the same mask.
             mode: `"forward"` or `"saved"`.
             per: What has a threshold of its own: each `"layer"`; each `"channel"`, the last
                 dimension; or, in saved mode, each `"sample"`.
@@ -119,17 +119,13 @@ class ActivationPruning(keras.callbacks.Callback):
             )
         chosen = [layer for layer in choose(layers, self.scope) if prunable(layer)]
         if self.scope is None and self.mode == FORWARD:
-            chosen = [
-                layer
-                for layer in chosen
-                if ends_in_rectifier(layer) or isinstance(layer, keras.layers.BatchNormalization)
-            ]
+            chosen = [layer for layer in chosen if ends_in_rectifier(layer)]
         if not chosen:
             raise ValueError(
                 f"No layer that scope={self.scope!r} matches in model {model.name!r} can be "
                 "pruned: they are not compressed (bittrain_tf.report(model) says why), or, by "
-                "default in forward mode, none ends in ReLU or ReLU6 or is a batch "
-                "normalization. Name layers with scope, or use mode='saved'."
+                "default in forward mode, none ends in ReLU or ReLU6. Name layers with scope, "
+                "or use mode='saved'."
             )
         return chosen
 
@@ -186,7 +182,7 @@ class ActivationPruning(keras.callbacks.Callback):
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         """Print what has been reached."""
         if self.verbose:
-            rich.print(self.report())
+            print(self.report().render())
 
     def report(self) -> PruningReport:
         """The sparsity and the threshold that every pruned layer has reached."""
