@@ -135,6 +135,18 @@ def _pruned_layers(model):
     return [layer for layer in flatten_layers(model) if hasattr(layer, "activation_pruning")]
 
 
+@pytest.mark.parametrize("mode", ["forward", "saved"])
+def test_training_on_in_the_same_way_takes_no_new_trace(mode):
+    model, pruning = _compiled(), _pruning(mode=mode)
+    _fit(model, pruning, epochs=1)
+    traced = model.train_function
+    _fit(model, pruning, epochs=1)
+    assert model.train_function is traced
+    _fit(model, _pruning(0.5, mode=mode), epochs=1)  # of another target the graph is another
+    assert model.train_function is not traced
+    assert {row.target_sparsity for row in _reported(model).layers} == {0.5}
+
+
 def test_nothing_is_pruned_before_it_begins():
     stock, model = _compiled(), _compiled()
     _fit(stock, epochs=1)

@@ -131,6 +131,7 @@ class ActivationPruning(keras.callbacks.Callback):
 
     def _prune(self, layer: keras.layers.Layer) -> bool:
         """Have a layer pruned; returns whether it was not, or not like this, before."""
+        before: Pruning | None = vars(layer).get(PART)
         options: dict[str, Any] = {
             "mode": self.mode,
             "target_sparsity": self.target_sparsity,
@@ -138,14 +139,18 @@ class ActivationPruning(keras.callbacks.Callback):
             "ramp": self.ramp or 0,
             "per": self.per,
         }
-        before: Pruning | None = vars(layer).get(PART)
-        if before is not None and (before.mode, before.per) == (self.mode, self.per):
-            same = before.get_config() == options
-            before.target_sparsity, before.begin = self.target_sparsity, self.begin
-            before.ramp = options["ramp"]
-            return not same
-        attach(layer, Pruning(**options))
-        return True
+        if before is None or (before.mode, before.per) != (self.mode, self.per):
+            attach(layer, Pruning(**options))
+            return True
+        if self._ramp_is_half():
+            options["ramp"] = before.ramp  # until `set_params` says half of what
+        same = before.get_config() == options
+        before.target_sparsity, before.begin = self.target_sparsity, self.begin
+        before.ramp = options["ramp"]
+        return not same
+
+    def _ramp_is_half(self) -> bool:
+        return self.ramp is None and self.mode == FORWARD and self.target_sparsity > 0
 
     def set_params(self, params: Mapping[str, Any]) -> None:
         """Take the number of steps from `fit`, for the default of `ramp`.
@@ -154,7 +159,7 @@ class ActivationPruning(keras.callbacks.Callback):
             ValueError: If `fit` does not know it and `ramp` was not given.
         """
         super().set_params(params)
-        if self.ramp is not None or self.mode == SAVED or self.target_sparsity == 0:
+        if not self._ramp_is_half():
             return
         steps, epochs = params.get("steps"), params.get("epochs")
         if steps is None or epochs is None:
