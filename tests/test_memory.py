@@ -36,6 +36,7 @@ def measure(
     time_budget: float | None = None,
     batch_size: int = 8,
     image_size: int | None = None,
+    pruning: dict | None = None,
 ) -> tuple[int, float]:
     """Peak bytes of training above the resident model, and the loss."""
     options = {} if time_budget is None else {"time_budget": time_budget}
@@ -50,6 +51,7 @@ def measure(
                     "batch_size": batch_size,
                     "image_size": image_size,
                     "compress": options if compress else None,
+                    "pruning": pruning,
                     "rounds": 3,
                     "result": str(result),
                 }

@@ -76,6 +76,46 @@ def test_branches_are_rebuilt_one_after_the_other():
     assert sorted(in_order) == [False, True]
 
 
+def test_a_rebuilt_input_is_gone_before_the_gradient_of_it_is_there():
+    """Of the three tensors of a wide layer's size two are alive at a time."""
+    model = keras.Sequential(
+        [
+            keras.Input(IMAGE),
+            layers.Conv2D(4, 3, activation="relu"),
+            layers.Conv2D(4, 3, name="conv"),
+            layers.ReLU(),
+            layers.DepthwiseConv2D(3, name="depthwise", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(4, name="product"),
+        ]
+    )
+    bt.compress(model)
+    graph = train_graph(model)
+    needed = set().union(*(ancestors(output.op) for output in graph.outputs))
+    for name, of_input, of_weights in (
+        ("conv", "Conv2DBackpropInput", "Conv2DBackpropFilter"),
+        ("depthwise", "DepthwiseConv2dNativeBackpropInput", "DepthwiseConv2dNativeBackpropFilter"),
+        ("product", "MatMul", "MatMul"),
+    ):
+        ops = [
+            op
+            for op in graph.get_operations()
+            if f"/{name}_1/" in op.name or f"/{name}/" in op.name
+        ]
+        backward = [op for op in ops if "backward/" in op.name]
+        last = max(
+            (op for op in backward if op.type == of_input and op in needed), key=number(graph)
+        )
+        assert any(
+            op.type == of_weights and op is not last for op in ancestors(last) & set(backward)
+        ), name
+
+
+def number(graph):
+    numbers = {op.name: i for i, op in enumerate(graph.get_operations())}
+    return lambda op: numbers[op.name]
+
+
 def test_an_output_read_twice_is_encoded_once():
     inputs = keras.Input(IMAGE)
     x = layers.ReLU()(layers.Conv2D(4, 3)(inputs))
