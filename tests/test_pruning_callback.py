@@ -62,8 +62,6 @@ def _transformer() -> keras.Model:
 # Rectifiers and batch normalizations, but not the layers between them.
 PRUNED = "first|second|third|re_lu|batch_norm|activation|dense"
 
-MODELS = {"plain": _plain, "residual": _residual, "transformer": _transformer}
-
 
 def _compiled(make=_plain, **options) -> keras.Model:
     keras.utils.set_random_seed(0)
@@ -101,8 +99,17 @@ def _reported(model):
 # Reaching the target
 
 
-@pytest.mark.parametrize("mode", ["forward", "saved"])
-@pytest.mark.parametrize("make", MODELS.values(), ids=MODELS.keys())
+@pytest.mark.parametrize(
+    ("make", "mode"),
+    [
+        (_plain, "forward"),
+        (_residual, "forward"),
+        pytest.param(_transformer, "forward", marks=pytest.mark.slow),
+        pytest.param(_plain, "saved", marks=pytest.mark.slow),
+        pytest.param(_residual, "saved", marks=pytest.mark.slow),
+        (_transformer, "saved"),
+    ],
+)
 def test_the_target_is_reached_within_two_points(make, mode):
     model = _compiled(make)
     pruning = _pruning(0.7, mode=mode, scope=PRUNED)
@@ -227,27 +234,29 @@ def test_a_loop_of_ones_own():
     assert [row.steps for row in pruning.report().layers] == before == [60] * 3
 
 
+@pytest.mark.slow
 def test_on_two_replicas():
-    devices = tf.config.list_logical_devices("CPU")
-    if len(devices) < 2:
-        script = (
-            "import tensorflow as tf;"
-            "tf.config.set_logical_device_configuration(tf.config.list_physical_devices('CPU')[0],"
-            "[tf.config.LogicalDeviceConfiguration()] * 2);"
-            "import keras, numpy as np, bittrain_tf as bt;"
-            "strategy = tf.distribute.MirroredStrategy(['CPU:0', 'CPU:1']);"
-            "scope = strategy.scope(); scope.__enter__();"
-            "d = keras.layers.Dense(32, activation='relu', name='d');"
-            "m = keras.Sequential([keras.Input((16,)), d, keras.layers.Dense(4)]);"
-            "m.compile('sgd', 'mse'); scope.__exit__(None, None, None); bt.compress(m);"
-            "x = np.random.default_rng(0).standard_normal((64, 16), 'float32');"
-            "p = bt.ActivationPruning(0.8, ramp=0, verbose=0);"
-            "m.fit(x, x[:, :4], batch_size=16, epochs=4, verbose=0, callbacks=[p]);"
-            "row, = p.report().layers; print(row.steps, row.sparsity)"
-        )
-        steps, sparsity = python("-c", script).stdout.split()[-2:]
-        assert int(steps) == 16
-        assert float(sparsity) == pytest.approx(0.8, abs=0.05)
+    script = """
+import tensorflow as tf
+(cpu,) = tf.config.list_physical_devices("CPU")
+tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
+import keras
+import numpy as np
+import bittrain_tf as bt
+with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+    hidden = keras.layers.Dense(32, activation="relu")
+    model = keras.Sequential([keras.Input((16,)), hidden, keras.layers.Dense(4)])
+    model.compile("sgd", "mse")
+bt.compress(model)
+x = np.random.default_rng(0).standard_normal((64, 16), "float32")
+pruning = bt.ActivationPruning(0.8, ramp=0, verbose=0)
+model.fit(x, x[:, :4], batch_size=16, epochs=4, verbose=0, callbacks=[pruning])
+(row,) = pruning.report().layers
+print(row.steps, row.sparsity)
+"""
+    steps, sparsity = python("-c", script).stdout.split()[-2:]
+    assert int(steps) == 16
+    assert float(sparsity) == pytest.approx(0.8, abs=0.05)
 
 
 # Files
@@ -291,7 +300,7 @@ def test_a_loaded_model_trains_on(tmp_path):
         assert_same_bits(a.numpy(), b.numpy())
 
 
-@pytest.mark.parametrize("mode", ["forward", "saved"])
+@pytest.mark.parametrize("mode", ["forward", pytest.param("saved", marks=pytest.mark.slow)])
 def test_backup_and_restore_keeps_the_state(tmp_path, mode):
     class Interrupt(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -367,7 +376,7 @@ def test_exports(tmp_path):
     np.testing.assert_allclose(loaded.serve(x), expected, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("make", [_plain, _residual], ids=["plain", "residual"])
+@pytest.mark.parametrize("make", [_plain, pytest.param(_residual, marks=pytest.mark.slow)])
 def test_in_litert_as_in_keras(tmp_path, make):
     x, _ = _digits(8)
     model = _compiled(make)

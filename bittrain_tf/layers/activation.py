@@ -124,8 +124,15 @@ def rectify(
         y, passes, again, source = together
         kept = recipes.Encoded(layer.codec, support=passes)
         return layer.leave(y, again, source, kept=kept, rebuilt=True)
+    if not layer.prunes_rectified:
+        y = fn(tf.stop_gradient(x))
+        return _with_mask(fn, y, rectifier.pack(y), x, layer)
     y, again = layer.prune_rectified(fn(tf.stop_gradient(x)))
-    return _with_mask(lambda x: again(fn(x)), y, rectifier.pack(y), x, layer)
+    passes = rectifier.pack(y)
+    if rectifier is not _RELU:  # whose mask leaves out what is cut off
+        return _with_mask(lambda x: again(fn(x)), y, passes, x, layer)
+    # By the mask, not by the threshold: `x` rebuilt may be rounded to its other side.
+    return _with_mask(lambda x: mask.choose(fn(x), passes, on=1.0, off=0.0), y, passes, x, layer)
 
 
 def _with_mask(
