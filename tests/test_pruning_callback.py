@@ -470,6 +470,22 @@ def test_logs_and_tensorboard(tmp_path):
     np.testing.assert_allclose(values, history["sparsity/first"], rtol=1e-6)
 
 
+def test_a_target_of_zero_reports_and_prunes_nothing():
+    x, _ = _digits()
+    model = _compiled()
+    _fit(model, epochs=2)
+    expected, weights = model.predict(x, verbose=0), model.get_weights()
+    watching = _pruning(0.0)
+    _fit(model, watching, epochs=1)
+    for variable, value in zip(model.trainable_variables, weights, strict=True):
+        variable.assign(value)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-5, atol=1e-5)
+    found = _sparsities(model, x)
+    for row in watching.report().layers:
+        assert row.thresholds == (0.0, 0.0)
+        assert row.sparsity == pytest.approx(found[row.name], abs=0.1)
+
+
 def test_the_table_at_the_end(capsys):
     model = _compiled()
     pruning = bt.ActivationPruning(0.7)
