@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import tensorflow as tf
+
+from bittrain_tf.private import custom_gradient
 
 if TYPE_CHECKING:
     from bittrain_tf.recipes import Kept, Recipe
@@ -96,15 +98,12 @@ class Ledger:
         entry = Inside(layer, y, tuple(inputs))
         self.steps.append(entry)
 
-        @tf.custom_gradient
-        def marked(y: tf.Tensor) -> tuple[tf.Tensor, Callable[..., tf.Tensor]]:
-            def grad(dy: tf.Tensor) -> tf.Tensor:
-                self.begin(entry)
-                return dy
+        def begun(dy: tf.Tensor) -> list[tf.Tensor]:
+            self.begin(entry)
+            return [dy]
 
-            return y, grad
-
-        return marked(y)
+        (marked,) = custom_gradient([y], [y], begun)
+        return marked
 
     def begin(self, entry: Gradient | Inside) -> None:
         """Note that the gradient of an entry is begun."""

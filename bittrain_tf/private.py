@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -19,6 +19,8 @@ from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
 from tensorflow.python.eager import record
 
 PART = "activation_pruning"
+_GRADIENT = "BittrainGradient"  # as registered with TensorFlow
+_GRADIENTS = "_bittrain_gradients"  # of a graph: those of its operations, by name
 
 
 def recording() -> bool:
@@ -38,6 +40,54 @@ def recorded(*tensors: tf.Tensor) -> bool:
     backbone keeps nothing, so it must not be made to encode anything.
     """
     return record.should_record_backprop(list(tensors)) and not _vectorizing()
+
+
+def custom_gradient(
+    ys: Sequence[tf.Tensor],
+    inputs: Sequence[tf.Tensor],
+    gradient: Callable[..., Sequence[tf.Tensor | None]],
+) -> list[tf.Tensor]:
+    """`ys`, with `gradient` as their only gradient.
+
+    What `tf.custom_gradient` does; but that registers the gradient of every call in a graph
+    under a new name, for good, and the registry keeps the closure, and with it the graph,
+    alive for as long as the process runs. Here one name is registered, and the gradient is
+    an attribute of the graph.
+
+    Args:
+        ys: Tensors; whatever they were computed from, no gradient goes there.
+        inputs: The tensors to send gradients to.
+        gradient: `gradient(*dys)`, a tensor (or None) for each of `inputs`.
+    """
+    inputs = [tf.convert_to_tensor(x) for x in inputs]
+    count = len(ys)
+    with record.stop_recording():
+        if tf.executing_eagerly():
+            outputs = tf.identity_n(list(ys))
+        else:
+            graph = tf.compat.v1.get_default_graph()
+            with graph.gradient_override_map({"IdentityN": _GRADIENT}):
+                # The inputs, too: where a whole function is differentiated, by a tape outside
+                # of it, gradients follow the operations.
+                outputs = tf.identity_n([*ys, *inputs])[:count]
+            if not hasattr(graph, _GRADIENTS):
+                setattr(graph, _GRADIENTS, {})
+            getattr(graph, _GRADIENTS)[outputs[0].op.name] = count, gradient
+    record.record_operation("IdentityN", outputs, inputs, gradient)
+    return outputs
+
+
+@tf.RegisterGradient(_GRADIENT)
+def _custom_gradient(op: tf.Operation, *dys: tf.Tensor) -> list[tf.Tensor | None]:
+    try:
+        count, gradient = getattr(op.graph, _GRADIENTS, {})[op.name]
+    except KeyError:
+        raise LookupError(
+            f"The gradient of {op.name!r} is not known in this graph: it was read from a file, "
+            "or copied. Differentiate the function that the compressed model was called in, or "
+            "call bittrain_tf.restore(model) before it is saved."
+        ) from None
+    return [*[None] * count, *gradient(*dys[:count])]
 
 
 def _vectorizing() -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -29,6 +29,7 @@ from bittrain_tf import ledger, second_derivatives
 from bittrain_tf.backward.vjp import vjp
 from bittrain_tf.codecs import Codec
 from bittrain_tf.planning import PRODUCT_SHARED_FOR, SHARED_FOR
+from bittrain_tf.private import custom_gradient
 
 _ATTRIBUTE = "_bittrain_recipe"
 _BACKWARD = "_bittrain_backward"
@@ -377,29 +378,25 @@ def with_gradients(
     entries = ledger.current()
     entry = None if entries is None else entries.gradient(inputs, kept)
 
-    @tf.custom_gradient
-    def bridge(*tensors: tf.Tensor) -> tuple[list[tf.Tensor], Callable[..., Any]]:
-        def grad(*dys: tf.Tensor) -> tuple[tf.Tensor | None, ...]:
-            if entry is not None:
-                entries.begin(entry)
-            with tf.name_scope(f"{scope}/"):  # the slash: this very scope, not one numbered anew
-                # Densified: a gather's gradient arrives as tf.IndexedSlices.
-                densified = [
-                    _first_order(tf.identity, tf.cast(tf.convert_to_tensor(dy), dtype))
-                    for dy, dtype in zip(dys, dtypes, strict=True)
-                ]
-                device, backward = densified[0].device, _Backward.here()
-                backward.gradients += 1
-                first = [*densified, *backward.latest.get(device, [])]
-                made: dict[Kept, tf.Tensor] = {}
-                rebuilt = [k.again(first, made) for k in kept]
-                gradients = gradient(densified, *rebuilt)
-                backward.latest[device] = _computed_with(gradients)
-                return (*[None] * len(ys), *gradients)
+    def grad(*dys: tf.Tensor) -> Sequence[tf.Tensor | None]:
+        if entry is not None:
+            entries.begin(entry)
+        with tf.name_scope(f"{scope}/"):  # the slash: this very scope, not one numbered anew
+            # Densified: a gather's gradient arrives as tf.IndexedSlices.
+            densified = [
+                _first_order(tf.identity, tf.cast(tf.convert_to_tensor(dy), dtype))
+                for dy, dtype in zip(dys, dtypes, strict=True)
+            ]
+            device, backward = densified[0].device, _Backward.here()
+            backward.gradients += 1
+            first = [*densified, *backward.latest.get(device, [])]
+            made: dict[Kept, tf.Tensor] = {}
+            rebuilt = [k.again(first, made) for k in kept]
+            gradients = gradient(densified, *rebuilt)
+            backward.latest[device] = _computed_with(gradients)
+            return gradients
 
-        return list(tensors[: len(ys)]), grad
-
-    return bridge(*map(tf.stop_gradient, ys), *inputs)
+    return custom_gradient(ys, inputs, grad)
 
 
 def _computed_with(gradients: Sequence[tf.Tensor | None]) -> list[tf.Tensor]:
@@ -451,19 +448,11 @@ def differentiate_linear(
 
 def _first_order(fn: Callable[..., tf.Tensor], *args: tf.Tensor) -> tf.Tensor:
     """`fn(*args)`, raising if it is differentiated: a silent zero would be a wrong gradient."""
-
-    @tf.custom_gradient
-    def guarded(*args: tf.Tensor) -> tuple[tf.Tensor, Callable[..., NoReturn]]:
-        return fn(*args), second_derivatives.refuse
-
-    return guarded(*args)
+    (y,) = custom_gradient([fn(*args)], args, second_derivatives.refuse)
+    return y
 
 
 def _tie(part: tf.Tensor, x: tf.Tensor) -> tf.Tensor:
     """`part`, known to every tape to depend on `x` (which encoding in integers hides)."""
-
-    @tf.custom_gradient
-    def tied(part: tf.Tensor, x: tf.Tensor) -> tuple[tf.Tensor, Callable[..., NoReturn]]:
-        return part, second_derivatives.refuse
-
-    return tied(part, x)
+    (tied,) = custom_gradient([part], [x], second_derivatives.refuse)
+    return tied
