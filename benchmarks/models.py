@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 import bittrain_tf as bt
+from bittrain_tf.analysis.measure import stages
 
 MODELS = ("VGG16", "ResNet50", "MobileNetV2", "DenseNet121")
 README = pathlib.Path(__file__).parents[1] / "README.md"
@@ -26,7 +27,6 @@ BUDGETED = {  # and the sizes of images and batches
     "benchmarks.transformer:encoder": (1, 8),
 }
 BUDGETS = (1.05, 1.25)  # times stock's time
-_STAGES = 3  # child processes of a measurement
 
 
 def main():
@@ -57,7 +57,7 @@ def measure_all(cases, rounds):
     """A measurement of each model, image size, batch size and time budget."""
     console = Console(stderr=True)
     with Progress(console=console) as progress:
-        task = progress.add_task("", total=_STAGES * len(cases))
+        task = progress.add_task("", total=stages(rounds) * len(cases))
         begun = 0
 
         def say(text):

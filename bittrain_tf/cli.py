@@ -23,7 +23,7 @@ import bittrain_tf
 from bittrain_tf.analysis import Analysis, Measurement, doctor, plots
 from bittrain_tf.analysis.builder import build, check_name
 from bittrain_tf.analysis.kept import rows_table, totals_table
-from bittrain_tf.analysis.measure import STAGES, measurements_table
+from bittrain_tf.analysis.measure import measurements_table, stages
 from bittrain_tf.analysis.plan import predicted_cost
 from bittrain_tf.analysis.text import WIDTH, table
 from bittrain_tf.investigation.data import subject
@@ -169,7 +169,7 @@ def _bench(options: argparse.Namespace, errors: rich.console.Console) -> int:
     for name in options.models:
         check_name(name)
     _check_plot(options)
-    with _progress(errors, STAGES * len(options.models)) as say:
+    with _progress(errors, stages(options.rounds) * len(options.models)) as say:
         measured = [
             bittrain_tf.measure(
                 name,

@@ -9,6 +9,7 @@ from typing import Any
 
 import keras
 
+from bittrain_tf import allocator
 from bittrain_tf.analysis.plan import plan
 from bittrain_tf.codecs import get_codec
 from bittrain_tf.layers import stock_class
@@ -31,6 +32,10 @@ def compress(
     be trained as before: `fit`, `train_on_batch`, `tf.GradientTape`. Files saved from
     it are plain Keras files. Layers that cannot be compressed stay as they are; see
     `bittrain_tf.report`. A second call with the same options changes nothing.
+
+    On Linux, glibc's allocator is also told to return large tensors to the system when they
+    are freed, for the whole process (see docs/memory.md), unless the environment sets
+    `MALLOC_MMAP_THRESHOLD_`.
 
     By default a layer's output is rebuilt where that takes next to no time, and kept
     else. A budget has `bittrain_tf.plan` choose, layer by layer.
@@ -62,8 +67,8 @@ def compress(
         raise ValueError(
             f"sample is one batch as a tuple, (x,) or (x, y); got a {type(sample).__name__}."
         )
-    choices = {}
-    if memory_budget is not None or time_budget is not None:
+    choices, has_budget = {}, memory_budget is not None or time_budget is not None
+    if has_budget:
         choices = plan(
             model,
             *(() if sample is None else sample),
@@ -85,6 +90,7 @@ def compress(
             stacklevel=2,
         )
     switch(model, classes)
+    allocator.map_large(for_budget=has_budget)
     return model
 
 

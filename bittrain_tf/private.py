@@ -17,6 +17,7 @@ from keras.src.backend.common import global_state
 from keras.src.backend.common.variables import AutocastScope
 from keras.src.saving.object_registration import GLOBAL_CUSTOM_NAMES
 from tensorflow.python.eager import record
+from tensorflow.python.framework import ops
 
 PART = "activation_pruning"
 _GRADIENT = "BittrainGradient"  # as registered with TensorFlow
@@ -88,6 +89,20 @@ def _custom_gradient(op: tf.Operation, *dys: tf.Tensor) -> list[tf.Tensor | None
             "call bittrain_tf.restore(model) before it is saved."
         ) from None
     return [*[None] * count, *gradient(*dys[:count])]
+
+
+def forget_gradients(graph: tf.Graph) -> None:
+    """Take the gradients of a graph that is no longer needed out of TensorFlow's registry.
+
+    `tf.custom_gradient` (in `tf.nn.silu`, say) enters them for good, and each keeps its graph
+    alive. There is no public way to undo that.
+    """
+    for op in graph.get_operations():
+        if op.type == "IdentityN":
+            with contextlib.suppress(ValueError):  # it has no gradient of its own
+                name = op.get_attr("_gradient_op_type").decode()
+                if name.startswith("CustomGradient-"):
+                    ops.gradient_registry._registry.pop(name, None)
 
 
 def _vectorizing() -> bool:

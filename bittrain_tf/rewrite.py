@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import keras
 
+from bittrain_tf import allocator
 from bittrain_tf.layers import Rerun, compressed_class, has_form, skip_reason, stock_class
 from bittrain_tf.layers.pruned import detach, front_of, frozen_class
 from bittrain_tf.private import flatten_layers
@@ -120,8 +121,13 @@ def switch(model: keras.Model, classes: Mapping[keras.layers.Layer, type]) -> No
 
 def forget_traces(model: keras.Model) -> None:
     """Have the model traced anew when it is next called in training or in inference."""
+    had_traces = False
     for called in _models(model):
-        called.train_function = called.test_function = called.predict_function = None
+        for name in ("train_function", "test_function", "predict_function"):
+            had_traces |= getattr(called, name) is not None
+            setattr(called, name, None)
+    if had_traces:
+        allocator.return_freed()
 
 
 def _models(model: keras.Model) -> list[keras.Model]:

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import functools
-import json
-import os
-import pathlib
-import subprocess
 import sys
-import tempfile
 
 import pytest
+
+from bittrain_tf.analysis.worker import worker
 
 # Stock keeps 24 ReLU outputs of 4.2 MB. A bitmap of values half of which are zero takes
 # 0.53 of that, and a few dense tensors are at work at the time of the peak in either case.
 BOUND = 0.8
 
-HERE = pathlib.Path(__file__).parent
-CHILD = "from bittrain_tf.analysis import child; child.main()"
+CHILD = "from bittrain_tf.analysis import child; child.serve(child.rounds)"
 # Nothing waits for anything: not the rebuilding for the gradient, either.
 UNTIED = f"from bittrain_tf import recipes; recipes.after = lambda tensors, _: tensors; {CHILD}"
 
@@ -40,38 +36,18 @@ def measure(
 ) -> tuple[int, float]:
     """Peak bytes of training above the resident model, and the loss."""
     options = {} if time_budget is None else {"time_budget": time_budget}
-    with tempfile.TemporaryDirectory() as folder:
-        request, result = pathlib.Path(folder, "request.json"), pathlib.Path(folder, "result.json")
-        request.write_text(
-            json.dumps(
-                {
-                    "task": "memory",
-                    "seed": 0,
-                    "model": model,
-                    "batch_size": batch_size,
-                    "image_size": image_size,
-                    "compress": options if compress else None,
-                    "pruning": pruning,
-                    "rounds": 3,
-                    "result": str(result),
-                }
-            )
-        )
-        subprocess.run(
-            [sys.executable, "-c", code, str(request)],
-            check=True,
-            timeout=600,
-            env={
-                **os.environ,
-                "PYTHONPATH": os.pathsep.join(map(str, [HERE, HERE.parent])),
-                "TF_CPP_MIN_LOG_LEVEL": "3",
-                # What is freed leaves the resident memory at once.
-                "MALLOC_MMAP_THRESHOLD_": "65536",
-                "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1",
-            },
-        )
-        figures = json.loads(result.read_text())
-    return figures["peak"] - figures["resident"], figures["final_loss"]
+    request = {
+        "seed": 0,
+        "model": model,
+        "batch_size": batch_size,
+        "image_size": image_size,
+        "compress": options if compress else None,
+        "pruning": pruning,
+    }
+    with worker(["-c", code], what=f"training {model}", timeout=600) as ask:
+        resident = ask(request)["resident"]
+        *_, last = [ask("round") for _ in range(4)]
+    return last["peak"] - resident, last["loss"]
 
 
 def test_memory_falls():

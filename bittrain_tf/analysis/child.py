@@ -1,17 +1,11 @@
-"""What `measure` runs in a child process: `python -m bittrain_tf.analysis.child REQUEST.json`.
-
-Reads a request (see `measure`), trains, and writes the figures to the path the
-request names.
-"""
+"""What `measure` runs in a worker: trains a model, round by round, and takes its figures."""
 
 from __future__ import annotations
 
 import gc
-import json
-import pathlib
 import resource
-import sys
 import time
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -19,56 +13,47 @@ import keras
 import bittrain_tf
 from bittrain_tf.analysis import rss
 from bittrain_tf.analysis.builder import build
+from bittrain_tf.analysis.worker import serve
 
 _STEPS = 2  # training steps a round
 
 
-def memory(request: dict[str, Any]) -> dict[str, Any]:
-    """Peak RSS during training steps, and RSS just before them, in bytes."""
-    model, x, y = _build(request)
-    callbacks = []
-    if request["compress"] is not None:
-        _compress(request, model, x, y)
-        callbacks = _callbacks(request)
-    size = request["batch_size"]
-    losses = [_train(model, x, y, size, callbacks)]  # traces, and makes optimizer slots
-    gc.collect()
-    resident = rss.resident()
-    rss.reset_peak()
-    for _ in range(request["rounds"]):
-        losses.append(_train(model, x, y, size, callbacks))
-    return {"resident": resident, "peak": rss.peak(), "final_loss": losses[-1]}
+def rounds(request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """The figures of one round of training after the other.
 
+    Args:
+        request: What to train, see `measure`; `"compress"` has the arguments of
+            `bittrain_tf.compress`, or is None for the stock model.
 
-def timing(request: dict[str, Any]) -> dict[str, Any]:
-    """CPU and wall seconds a step of the stock and the compressed model, in turn."""
-    models = {kind: _build(request) for kind in ("stock", "compressed")}
-    _compress(request, *models["compressed"])
-    callbacks = {"stock": [], "compressed": _callbacks(request)}
-    for kind, (model, x, y) in models.items():
-        _train(model, x, y, request["batch_size"], callbacks[kind])
-    rounds = []
-    for _ in range(request["rounds"]):
-        figures = {}
-        for kind, (model, x, y) in models.items():
-            cpu, wall = _cpu_seconds(), time.perf_counter()
-            _train(model, x, y, request["batch_size"], callbacks[kind])
-            figures[kind] = {
-                "cpu": (_cpu_seconds() - cpu) / _STEPS,
-                "wall": (time.perf_counter() - wall) / _STEPS,
-            }
-        rounds.append(figures)
-    return {"rounds": rounds}
-
-
-def _build(request: dict[str, Any]) -> tuple[keras.Model, Any, Any]:
-    return build(
+    Yields:
+        First, before anything is trained, `{"resident": RSS with the stock model, in bytes}`.
+        Then, of each round: `"peak"`, the most bytes resident since, compression and tracing
+        included; `"cpu"` and `"wall"`, seconds a step; and `"loss"`, the mean.
+    """
+    model, x, y = build(
         request["model"],
         batch_size=request["batch_size"],
         image_size=request["image_size"],
         seed=request["seed"],
         batches=_STEPS,
     )
+    gc.collect()
+    resident = rss.resident()
+    rss.reset_peak()
+    callbacks = []
+    if request["compress"] is not None:
+        _compress(request, model, x, y)
+        callbacks = _callbacks(request)
+    yield {"resident": resident}
+    while True:
+        cpu, wall = _cpu_seconds(), time.perf_counter()
+        loss = _train(model, x, y, request["batch_size"], callbacks)
+        yield {
+            "cpu": (_cpu_seconds() - cpu) / _STEPS,
+            "wall": (time.perf_counter() - wall) / _STEPS,
+            "peak": rss.peak(),
+            "loss": loss,
+        }
 
 
 def _compress(request: dict[str, Any], model: keras.Model, x: Any, y: Any) -> None:
@@ -105,12 +90,5 @@ def _cpu_seconds() -> float:
     return usage.ru_utime + usage.ru_stime
 
 
-def main() -> None:
-    """Serve one request."""
-    request = json.loads(pathlib.Path(sys.argv[1]).read_text())
-    result = {"memory": memory, "timing": timing}[request["task"]](request)
-    pathlib.Path(request["result"]).write_text(json.dumps(result))
-
-
 if __name__ == "__main__":
-    main()
+    serve(rounds)

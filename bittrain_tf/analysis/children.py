@@ -21,6 +21,30 @@ _MEMORY_ENVIRONMENT = {
 _STDERR_LINES = 20
 
 
+def environment() -> dict[str, str]:
+    """The environment of a child process: what can be imported here can be imported there."""
+    return {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+        "TF_CPP_MIN_LOG_LEVEL": "2",
+    }
+
+
+def failure(what: str, code: int, stderr: str) -> RuntimeError:
+    """The error that a child process doing `what` failed."""
+    tail = "\n".join(stderr.splitlines()[-_STDERR_LINES:])
+    killed = " (killed, likely for want of memory)" if code == -9 else ""
+    return RuntimeError(f"The child process {what} failed with exit code {code}{killed}:\n{tail}")
+
+
+def slowness(what: str, timeout: float) -> TimeoutError:
+    """The error that a child process doing `what` took too long."""
+    return TimeoutError(
+        f"The child process {what} took longer than {timeout:g} s; allow more with timeout=, or "
+        "measure something smaller."
+    )
+
+
 def complete(
     module: str, request: dict[str, Any], *, for_memory: bool, timeout: float
 ) -> tuple[subprocess.CompletedProcess[str], dict[str, Any] | None]:
@@ -38,23 +62,18 @@ def complete(
     Raises:
         subprocess.TimeoutExpired: If it takes longer.
     """
-    environment = {
-        **os.environ,
-        # What can be imported here can be imported there.
-        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
-        "TF_CPP_MIN_LOG_LEVEL": "2",
-    }
+    variables = environment()
     for name, value in _MEMORY_ENVIRONMENT.items():
-        environment.pop(name, None)
+        variables.pop(name, None)
         if for_memory:
-            environment[name] = value
+            variables[name] = value
     with tempfile.TemporaryDirectory(prefix="bittrain-") as folder:
         request_file = pathlib.Path(folder, "request.json")
         result_file = pathlib.Path(folder, "result.json")
         request_file.write_text(json.dumps({**request, "result": str(result_file)}))
         done = subprocess.run(
             [sys.executable, "-m", module, str(request_file)],
-            env=environment,
+            env=variables,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
             text=True,
@@ -75,16 +94,10 @@ def run(
         RuntimeError: If it fails.
         TimeoutError: If it takes longer.
     """
-    what = f"The child process {what}"
     try:
         done, result = complete(module, request, for_memory=for_memory, timeout=timeout)
     except subprocess.TimeoutExpired:
-        raise TimeoutError(
-            f"{what} took longer than {timeout:g} s; allow more with timeout=, or measure "
-            "something smaller."
-        ) from None
+        raise slowness(what, timeout) from None
     if result is None:
-        tail = "\n".join(done.stderr.splitlines()[-_STDERR_LINES:])
-        killed = " (killed, likely for want of memory)" if done.returncode == -9 else ""
-        raise RuntimeError(f"{what} failed with exit code {done.returncode}{killed}:\n{tail}")
+        raise failure(what, done.returncode, done.stderr)
     return result

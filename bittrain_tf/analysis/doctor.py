@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import os
 import platform
 from collections.abc import Callable
 
@@ -11,7 +12,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from bittrain_tf import native, private
+from bittrain_tf import allocator, native, private
 from bittrain_tf.analysis import rss
 from bittrain_tf.codecs import get_codec
 
@@ -49,6 +50,7 @@ def checks() -> list[Check]:
         _try("Codec", _check_codec),
         _try("Private symbols", _check_private),
         _try("Memory measurement", _check_rss),
+        Check("Allocator", True, _allocator()),
         *(_extra(extra, module) for extra, module in _EXTRAS.items()),
     ]
 
@@ -89,6 +91,18 @@ def _check_private() -> str:
 def _check_rss() -> str:
     rss.check_supported()
     return "peak RSS by /proc"
+
+
+def _allocator() -> str:
+    found = allocator.name()
+    if found != "glibc":
+        return found
+    if "hugetlb" in os.environ.get("GLIBC_TUNABLES", ""):
+        return "glibc, with huge pages"
+    return (
+        "glibc; GLIBC_TUNABLES=glibc.malloc.hugetlb=1, set before Python starts, makes steps of "
+        "large tensors quicker where the kernel has huge pages"
+    )
 
 
 def _extra(extra: str, module: str) -> Check:

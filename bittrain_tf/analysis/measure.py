@@ -1,8 +1,9 @@
-"""`measure`: memory and time of training, stock against compressed, in child processes.
+"""`measure`: memory and time of training, stock against compressed.
 
-Computed sizes are not what a process takes, so memory is the operating system's
-figure: peak RSS during training steps, above RSS before them. Every memory figure
-has a process of its own, because an allocator that has grown once stays grown.
+Computed sizes are not what a process takes, so memory is the operating system's figure: the
+peak RSS of a process that is told nothing about memory, planning and tracing included. Stock
+and compressed train in a process of their own each, in turn, a round the one and a round the
+other; so memory and time are those of the same process.
 """
 
 from __future__ import annotations
@@ -13,15 +14,22 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from bittrain_tf.analysis import children, rss
+from bittrain_tf.analysis import rss
 from bittrain_tf.analysis.builder import check_name
 from bittrain_tf.analysis.plan import check_budgets
 from bittrain_tf.analysis.text import size_text, table, to_text
+from bittrain_tf.analysis.worker import worker
 from bittrain_tf.codecs import get_codec
 
 if TYPE_CHECKING:
     from rich.table import Table
-STAGES = 3  # child processes of one measurement
+
+_CHILD = ["-m", "bittrain_tf.analysis.child"]
+
+
+def stages(rounds: int) -> int:
+    """How often `measure` reports progress."""
+    return 3 + rounds
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,8 +37,8 @@ class Figures:
     """What training takes of one kind of model.
 
     Attributes:
-        resident: RSS before the steps, with model and optimizer, in bytes.
-        peak: Peak RSS during the steps, in bytes.
+        resident: RSS with the stock model, before it is compressed or trained, in bytes.
+        peak: Peak RSS from then on, in bytes: planning, tracing and all steps.
         cpu: CPU seconds a step, all cores together, median of the rounds.
         wall: Wall seconds a step, median of the rounds.
         final_loss: Mean loss of the last round.
@@ -44,7 +52,7 @@ class Figures:
 
     @property
     def above_resident(self) -> int:
-        """Bytes that training steps take above the resident model."""
+        """Bytes that training takes above the resident model."""
         return self.peak - self.resident
 
 
@@ -120,20 +128,21 @@ class Measurement:
 
 def measurements_table(measurements: Sequence[Measurement]) -> Table:
     """A line for each measurement; ratios are compressed to stock."""
-    columns = ["stock", "compressed", "ratio", "CPU ratio", "wall ratio", "peak RSS ratio"]
+    columns = ["stock", "compressed", "ratio", "above the model", "its ratio", "CPU", "wall"]
     return table(
-        "Peak above the resident model, and ratios of compressed to stock",
+        "Peak of the whole process, and above the resident model; compressed to stock",
         ["model", "batch", *columns, "final losses"],
         (
             (
                 m.model,
                 str(m.batch_size),
-                size_text(m.stock.above_resident),
-                size_text(m.compressed.above_resident),
+                size_text(m.stock.peak),
+                size_text(m.compressed.peak),
+                f"{m.rss_ratio:.2f}",
+                f"{size_text(m.stock.above_resident)} -> {size_text(m.compressed.above_resident)}",
                 f"{m.peak_ratio:.2f}",
                 f"{m.cpu_ratio:.2f}",
                 f"{m.wall_ratio:.2f}",
-                f"{m.rss_ratio:.2f}",
                 "equal"
                 if m.losses_equal
                 else f"{m.stock.final_loss:.7g} / {m.compressed.final_loss:.7g}",
@@ -159,7 +168,9 @@ def measure(
     timeout: float = 1800.0,
     progress: Callable[[str], None] | None = None,
 ) -> Measurement:
-    """Measure training of a model, stock against compressed, in three child processes.
+    """Measure training of a model, stock against compressed, in a child process each.
+
+    The machine has to have the memory for both.
 
     Args:
         model: `"package.module:function"`, a function returning `(compiled model, x, y)`
@@ -167,7 +178,7 @@ def measure(
             `keras.applications`, trained on random images.
         batch_size: Samples in a batch.
         image_size: Height and width of the images, for `keras.applications`.
-        rounds: Rounds to measure, of two training steps each.
+        rounds: Rounds to measure, of two training steps each, after one that traces.
         memory_budget: See `compress`; the data is the sample.
         time_budget: See `compress`.
         codec: See `compress`.
@@ -175,8 +186,8 @@ def measure(
         pruning: Arguments of `ActivationPruning` for the compressed model, `ramp` apart, which
             is 0: what is measured is a step at the target. By default nothing is pruned.
         seed: Seed of weights and data.
-        timeout: Seconds a child process may take.
-        progress: Called with a line of text as each of the three starts.
+        timeout: Seconds a child process may take for a round, or to build the model and plan.
+        progress: Called with a line of text as each stage starts.
 
     Returns:
         The figures of both and their ratios; see `Measurement`.
@@ -216,31 +227,32 @@ def measure(
         "pruning": pruning,
     }
 
-    def run(what: str, task: str, compress: dict[str, Any] | None) -> dict[str, Any]:
+    def say(text: str) -> None:
         if progress is not None:
-            progress(f"{model}: {what}")
-        return children.run(
-            "bittrain_tf.analysis.child",
-            {**request, "task": task, "compress": compress},
-            what=f"measuring {task} of {model}",
-            for_memory=task == "memory",
-            timeout=timeout,
-        )
+            progress(f"{model}: {text}")
 
-    memory = {
-        "stock": run("memory, stock", "memory", None),
-        "compressed": run("memory, compressed", "memory", options),
-    }
-    in_rounds = run("time, both in turn", "timing", options)["rounds"]
+    about = {"what": f"measuring {model}", "timeout": timeout}
+    with worker(_CHILD, **about) as stock, worker(_CHILD, **about) as compressed:
+        ask = {"stock": stock, "compressed": compressed}
+        say("stock model")
+        resident = {"stock": stock({**request, "compress": None})["resident"]}
+        say("compressed model")
+        resident["compressed"] = compressed({**request, "compress": options})["resident"]
+        say("first steps")
+        for train in ask.values():
+            train("round")
+        in_rounds = []
+        for number in range(rounds):
+            say(f"round {number + 1} of {rounds}")
+            in_rounds.append({kind: train("round") for kind, train in ask.items()})
     figures = {
         kind: Figures(
-            **memory[kind],
-            **{
-                clock: statistics.median(figures[kind][clock] for figures in in_rounds)
-                for clock in ("cpu", "wall")
-            },
+            resident[kind],
+            in_rounds[-1][kind]["peak"],
+            *(statistics.median(r[kind][clock] for r in in_rounds) for clock in ("cpu", "wall")),
+            in_rounds[-1][kind]["loss"],
         )
-        for kind in ("stock", "compressed")
+        for kind in ask
     }
     ratios = {
         f"{clock}_ratio": statistics.median(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import keras
 import tensorflow as tf
 
-from bittrain_tf import ledger, planning, recipes
+from bittrain_tf import allocator, ledger, planning, recipes
 from bittrain_tf.analysis.cost import operations_seconds
 from bittrain_tf.analysis.graph import needed
 from bittrain_tf.analysis.liveness import Densities, original, peak_live_bytes
@@ -202,13 +202,17 @@ def plan(
     get_codec(codec)
     check_budgets(memory_budget, time_budget)
     is_bytes = isinstance(memory_budget, int)
-    planner = _Planner(model, _batch(model, x, y, is_bytes), codec, filters)
-    if memory_budget is not None:
-        allowed = memory_budget if is_bytes else int(memory_budget * planner.stock_peak)
-        point, peak = planner.within_bytes(allowed)
-    else:
-        point, peak = planner.within_time(time_budget)
-    return planner.plan(point, peak, time_budget)
+    try:
+        planner = _Planner(model, _batch(model, x, y, is_bytes), codec, filters)
+        if memory_budget is not None:
+            allowed = memory_budget if is_bytes else int(memory_budget * planner.stock_peak)
+            point, peak = planner.within_bytes(allowed)
+        else:
+            point, peak = planner.within_time(time_budget)
+        return planner.plan(point, peak, time_budget)
+    finally:
+        # The traces are garbage now, 50 MB each of a large model; the step is to have that.
+        allocator.return_freed()
 
 
 class _Planner:
@@ -278,13 +282,17 @@ class _Planner:
         point = planning.smallest(self._problem, self._points, seconds)
         if point is None:
             return None
-        candidates = [point]
+        best, tried = (point, self._peak(point)), 1
         for other in reversed(self._points):
-            # What plans come to as they are traced is not quite what they were evaluated to.
-            differs = other.peak_bytes >= _APART * candidates[-1].peak_bytes
-            if differs and other.seconds <= seconds and len(candidates) < _TRIES:
-                candidates.append(other)
-        return min(((p, self._peak(p)) for p in candidates), key=lambda found: found[1])
+            # What plans come to as they are traced is not quite what they were evaluated to; but
+            # a trace takes seconds, so only of what may be smaller than the smallest so far.
+            differs = other.peak_bytes >= _APART * point.peak_bytes
+            if differs and other.seconds <= seconds and other.peak_bytes < best[1]:
+                if tried == _TRIES:
+                    break
+                best = min(best, (other, self._peak(other)), key=lambda found: found[1])
+                point, tried = other, tried + 1
+        return best
 
     def plan(self, point: Point, peak: int, time_budget: float | None) -> Plan:
         """The plan of a point."""

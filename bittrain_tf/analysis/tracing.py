@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from bittrain_tf.analysis.scopes import LayerScopes
+from bittrain_tf.private import forget_gradients
 
 Loss = Callable[[Any, Any], tf.Tensor]
 
@@ -53,8 +54,10 @@ def trace(model: keras.Model, x: Any, y: Any, loss: Loss | None) -> TracedStep:
     with tf.name_scope("gradient_of_loss"):
         seed = tf.identity(tf.ones_like(value))
     gradients = tape.gradient(value, sources, output_gradients=seed)
+    graph = tf.compat.v1.get_default_graph()
+    forget_gradients(graph)  # nobody differentiates it once more
     return TracedStep(
-        tf.compat.v1.get_default_graph(),
+        graph,
         [t for t in tf.nest.flatten((x, y)) if t is not None],
         seed,
         tf.nest.flatten([g for g in gradients if g is not None], expand_composites=True),

@@ -15,6 +15,7 @@
 #include "batch_norm.h"
 #include "bitmap.h"
 #include "mask.h"
+#include "pages.h"
 #include "pooling.h"
 #include "tensorflow/c/kernels.h"
 #include "tensorflow/c/ops.h"
@@ -85,9 +86,9 @@ class Run {
   Owned<TF_Tensor> Output(int i, const std::vector<int64_t>& shape) {
     if (!ok()) return nullptr;
     const TF_DataType dtype = TF_ExpectedOutputDataType(context_, i);
-    return Owned<TF_Tensor>(TF_AllocateOutput(context_, i, dtype, shape.data(),
-                                              static_cast<int>(shape.size()),
-                                              Bytes(shape, dtype), status_.get()));
+    return Fresh(TF_AllocateOutput(context_, i, dtype, shape.data(),
+                                   static_cast<int>(shape.size()), Bytes(shape, dtype),
+                                   status_.get()));
   }
 
   // An output in the shape of input `i`, and in its buffer if nobody else needs that.
@@ -100,7 +101,7 @@ class Run {
         context_, &i, 1, output, shape.data(), static_cast<int>(shape.size()), &forwarded,
         status_.get()));
     input = Input(i);
-    return tensor;
+    return forwarded < 0 ? Fresh(tensor.release()) : std::move(tensor);
   }
 
   Owned<TF_Tensor> Temporary(TF_DataType dtype, const std::vector<int64_t>& shape) {
@@ -108,9 +109,8 @@ class Run {
     TF_AllocatorAttributes attributes{};
     attributes.struct_size = TF_ALLOCATOR_ATTRIBUTES_STRUCT_SIZE;
     attributes.on_host = 1;
-    return Owned<TF_Tensor>(TF_AllocateTemp(context_, dtype, shape.data(),
-                                            static_cast<int>(shape.size()), &attributes,
-                                            status_.get()));
+    return Fresh(TF_AllocateTemp(context_, dtype, shape.data(), static_cast<int>(shape.size()),
+                                 &attributes, status_.get()));
   }
 
   void SetOutput(int i, const TF_Tensor* tensor) {
@@ -118,6 +118,11 @@ class Run {
   }
 
  private:
+  static Owned<TF_Tensor> Fresh(TF_Tensor* tensor) {
+    if (tensor != nullptr) UseHugePages(TF_TensorData(tensor), TF_TensorByteSize(tensor));
+    return Owned<TF_Tensor>(tensor);
+  }
+
   static size_t Bytes(const std::vector<int64_t>& shape, TF_DataType dtype) {
     size_t bytes = TF_DataTypeSize(dtype);
     for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
