@@ -101,17 +101,16 @@ def section(measured, options):
     """The table as Markdown, and how it was made."""
     size = options.image_size
     lines = [
-        f"Training at {size}x{size}, batch {options.batch_size}; peak memory above the resident "
-        "model:",
+        f"Training at {size}x{size}, batch {options.batch_size}; the most memory of the process:",
         "",
-        "| | stock | compressed | memory | CPU time | all of the process, at its peak |",
+        "| | stock | compressed | of stock | above the model | CPU time |",
         "|---|---|---|---|---|---|",
     ]
     lines += [
-        f"| {m.model} | {m.stock.above_resident / 1e6:.0f} MB "
-        f"| {m.compressed.above_resident / 1e6:.0f} MB "
-        f"| {m.peak_ratio:.2f}x | {m.cpu_ratio:.2f}x "
-        f"| {m.stock.peak / 1e6:.0f} -> {m.compressed.peak / 1e6:.0f} MB |"
+        f"| {m.model} | {m.stock.peak / 1e6:.0f} MB | {m.compressed.peak / 1e6:.0f} MB "
+        f"| {m.rss_ratio:.2f}x "
+        f"| {m.stock.above_resident / 1e6:.0f} -> {m.compressed.above_resident / 1e6:.0f} MB, "
+        f"{m.peak_ratio:.2f}x | {m.cpu_ratio:.2f}x |"
         for m in measured
     ]
     command = f"bittrain bench {' '.join(options.models)} --batch-size {options.batch_size}"
