@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from bittrain_tf import allocator
 from bittrain_tf.analysis.graph import StepGraph, key
 from bittrain_tf.analysis.kept import DENSE, INPUT, MASK, SMALL, Analysis, Holder, KeptTensor
 from bittrain_tf.analysis.liveness import original
@@ -45,7 +46,10 @@ def analyze(model: keras.Model, x: Any, y: Any = None, *, loss: Loss | None = No
         TypeError: If `model` is no Keras model, or `x` a data set instead of a batch.
         ValueError: If the model is not built, or the batch does not fit it.
     """
-    return StepAudit(model, x, y, loss=loss).analysis()
+    try:
+        return StepAudit(model, x, y, loss=loss).analysis()
+    finally:
+        allocator.return_freed()  # of the trace
 
 
 class StepAudit:
