@@ -31,7 +31,7 @@ def rounds_after_the_first(request):
 
 child.serve(rounds_after_the_first)
 """
-RETURNING = {"MALLOC_MMAP_THRESHOLD_": "65536"}
+RETURNING = {"MALLOC_MMAP_THRESHOLD_": "65536", "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
 # Nothing waits for anything: not the rebuilding for the gradient, either.
 UNTIED = f"from bittrain_tf import recipes; recipes.after = lambda tensors, _: tensors; {CHILD}"
 
