@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import collections
+import contextlib
+import re
 from collections.abc import Iterator
 
 import keras
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from bittrain_tf.layers import compressed_class, skip_reason, stock_class
@@ -51,6 +54,22 @@ def put_on(
             cls = compressed_class(stock_class(changed), codec, choice)
             object.__setattr__(changed, "__class__", cls)
     return layer
+
+
+@contextlib.contextmanager
+def skipping_missing_kernels() -> Iterator[None]:
+    """Skip the test where TensorFlow cannot run a convolution's gradient on this CPU.
+
+    Some gradients of dilated and of grouped convolutions have kernels in oneDNN only, which
+    TensorFlow leaves out on processors without AVX512-VNNI or AVX-VNNI.
+    """
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError) as error:
+        missing = "do(es)? not (yet )?support dilation|grouped convolutions are not supported"
+        if not re.search(missing, str(error)):
+            raise
+        pytest.skip("TensorFlow has no kernel for it on a CPU that it runs without oneDNN")
 
 
 def operations(graph: tf.Graph) -> Iterator[tf.Operation]:

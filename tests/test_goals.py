@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 
 import pytest
-from test_memory import SETTLED, measure
+from test_memory import measure
 
 import bittrain_tf as bt
 from bittrain_tf.analysis.builder import build
@@ -39,7 +39,7 @@ GOALS = {
 def peak(name: str, **options) -> int:
     image_size, batch_size = SIZES[name]
     sizes = {"image_size": image_size, "batch_size": batch_size}
-    nbytes, _ = measure(name, code=SETTLED, **options, **sizes)
+    nbytes, _ = measure(name, **options, **sizes)
     return nbytes
 
 
@@ -59,7 +59,7 @@ def test_prediction(name):
 
 def test_peak_of_sparse_and_of_pruned_activations():
     """BitTrain (arXiv 2110.15362): 34 % less at natural sparsity, 56 % at more than 70 %."""
-    sizes = {"image_size": 96, "batch_size": 64, "code": SETTLED}
+    sizes = {"image_size": 96, "batch_size": 64}
     stock, _ = measure("VGG16", **sizes)
     sparse, _ = measure("VGG16", compress=True, **sizes)
     pruned, _ = measure("VGG16", compress=True, pruning={"target_sparsity": 0.7}, **sizes)

@@ -15,9 +15,9 @@ from bittrain_tf.analysis.worker import worker
 # 0.53 of that, and a few dense tensors are at work at the time of the peak in either case.
 BOUND = 0.8
 
-CHILD = "from bittrain_tf.analysis import child; child.serve(child.rounds)"
-# What a step takes, without what is left by planning and tracing and what the allocator keeps.
-SETTLED = """
+# A step alone, after the first round: without what planning and tracing leave, and in an
+# environment in which the allocators return what is freed.
+CHILD = """
 import gc
 from bittrain_tf.analysis import child, rss
 
@@ -33,7 +33,7 @@ child.serve(rounds_after_the_first)
 """
 RETURNING = {"MALLOC_MMAP_THRESHOLD_": "65536", "TF_ONEDNN_USE_SYSTEM_ALLOCATOR": "1"}
 # Nothing waits for anything: not the rebuilding for the gradient, either.
-UNTIED = f"from bittrain_tf import recipes; recipes.after = lambda tensors, _: tensors; {CHILD}"
+UNTIED = f"from bittrain_tf import recipes; recipes.after = lambda tensors, _: tensors\n{CHILD}"
 
 pytestmark = [
     pytest.mark.slow,
@@ -52,10 +52,7 @@ def measure(
     image_size: int | None = None,
     pruning: dict | None = None,
 ) -> tuple[int, float]:
-    """Peak bytes of training above the resident model, and the loss.
-
-    As a user sees them, or of a step alone where the code is `SETTLED`.
-    """
+    """Peak bytes of training steps above what is resident before them, and the loss."""
     options = {} if time_budget is None else {"time_budget": time_budget}
     request = {
         "seed": 0,
@@ -65,9 +62,8 @@ def measure(
         "compress": options if compress else None,
         "pruning": pruning,
     }
-    environment = RETURNING if code == SETTLED else {}
     with (
-        mock.patch.dict(os.environ, environment),
+        mock.patch.dict(os.environ, RETURNING),
         worker(["-c", code], what=f"training {model}", timeout=600) as ask,
     ):
         resident = ask(request)["resident"]
